@@ -1,1 +1,1 @@
-"""One module per subcommand; none of them imports Qt."""
+"""Subcommands, one module each; none of them imports Qt."""

@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def drafted_run(path: Path, run_id: int | None, option: str, *, or_sums: bool = False) -> RunRef:
-    """The run of a file that is meant, by default the first with rounds that drafted. or_sums: else
-    one without rounds whose tokens are known. Raises OptionError where it has none."""
+    """The run of a file to analyse, by default the first with drafted rounds. or_sums: else one
+    without rounds whose tokens are known. Raises OptionError if there is none."""
     store = opened_trace(path)
     if run_id is not None and run_id not in store.runs:
         raise OptionError(f"{path} has no run {run_id}.", f"Leave out {option}, or name another.")
@@ -102,7 +102,7 @@ def _share(share: TokenShare) -> str:
 
 
 def _expected(rows: Sequence[Group]) -> Iterator[str]:
-    """What the rule is expected to accept, where it draws and that is known."""
+    """The rule's expected acceptance, if it samples and this is known."""
     for name, shares in (("A", [row.a for row in rows]), ("B", [row.b for row in rows])):
         known = [one.expected for one in shares if one is not None]
         if any(one is not None and 0 < one < 1 for one in known):

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; after Ctrl-C, what was finished by then."""
+    """Measure and print; after Ctrl-C, the finished part."""
     if args.markdown and args.json:
         raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
     target = target_path(args)
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_head(args: argparse.Namespace, target: Path) -> bool:
-    """Whether speculation is compared: the model has an MTP head, and `none` was not asked for."""
+    """Whether speculation is compared: the model has an MTP head, and `none` was not given."""
     with GgufFile.open(target) as file:
         info = describe(file)
     if info.n_ctx_train <= args.depth + _N_PROMPT:
@@ -113,8 +113,8 @@ def _has_head(args: argparse.Namespace, target: Path) -> bool:
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
-    """Of the request; where the arguments do not say what is accepted, two thirds of every draft
-    are, so that both sides do the same without any chance."""
+    """Options of the request; by default two thirds of every draft are accepted, so that both sides
+    do the same work deterministically."""
     rates = args.spec_synth_rates
     if not rates and args.spec_synth_len is None:
         n_accepted = round(2 * args.spec_draft_n_max / 3)
@@ -124,7 +124,7 @@ def _options(args: argparse.Namespace) -> RunOptions:
 
 
 def _lines(report: dict[str, Any], *, markdown: bool) -> Iterator[str]:
-    """What was measured on what, the table, and how to read it."""
+    """What was measured, the table, and how to read it."""
     machine = report["environment"]
     gigabytes = report["memory_copy_bytes_per_second"] / 1e9
     yield (

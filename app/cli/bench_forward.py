@@ -1,4 +1,4 @@
-"""`draftscope bench forward`: forward passes of a model, by width or by how they are split."""
+"""`draftscope bench forward`: forward passes of a model, by width or by split."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _steps(args: argparse.Namespace) -> int:
 
 
 def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
-    """Load the model; also returns the facts that head its figures. Raises OptionError."""
+    """Load the model; also returns the facts at the head of its figures. Raises OptionError."""
     path = target_path(args)
     check_files(path)
     with GgufFile.open(path) as file:
@@ -114,7 +114,7 @@ def _model(args: argparse.Namespace) -> tuple[HybridModel, dict[str, Any]]:
 
 
 def _split_lines(said: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
-    """Both ways of splitting, with the sections of their time, and the ratio."""
+    """Both splits, with the parts of their time, and the ratio."""
     yield (
         f"{_headline(said)}: {counted(result['n_seqs'], 'sequence')} x "
         f"{counted(result['n_tokens'], 'token')}, "
@@ -131,7 +131,7 @@ def _split_lines(said: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
 
 
 def _step_lines(said: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """One line per width; the time in kernels is a part of the median."""
+    """One line per width; kernel time is a part of the median."""
     yield (
         f"{_headline(said)}: after one token, logits of {said['outputs']}, "
         f"{said['repeat']} repetitions"

@@ -1,4 +1,4 @@
-"""`draftscope bench random-model`: a model or a drafter with random weights, to measure."""
+"""`draftscope bench random-model`: a model or drafter with random weights, for measurements."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; after Ctrl-C, what was finished by then."""
+    """Measure and print; after Ctrl-C, the finished part."""
     args.repeat = args.repeat or REPEAT
-    args.ignore_eos = True  # every run is as long as -n says
+    args.ignore_eos = True  # -n sets the length of every run
     set_name, prompts, session, configurations = open_bench(args, SUITES)
     from engine.experiments.bench.forward import bench_recording
     from engine.experiments.bench.suite import PromptSuite

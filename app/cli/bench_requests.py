@@ -1,4 +1,4 @@
-"""What the kinds of `draftscope bench` share: options, prompts, configurations, results."""
+"""Shared parts of `draftscope bench`: options, prompts, configurations, results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 DEFAULT_DRAFTERS = ("draft-mtp", "draft-simple", "ngram-mod")
-"""Measured where --spec-type does not choose, as far as the model files allow."""
+"""Default drafters, as far as the model files allow."""
 
 
 N_PREDICT = 192
 """Tokens per request, as in llama.cpp #22400."""
 REPEAT = 7
-"""Repetitions of what takes milliseconds."""
+"""Repetitions of measurements that take milliseconds."""
 _MOST_REPEATS = 1000
 
 
@@ -46,26 +46,27 @@ REPEATED: dict[str, Any] = {
     "repetitions": _repeat,
     "repeat": REPEAT,
 }
-"""What the pages of measurements name."""
+"""Names used in the pages of measurements."""
 
 
 def declare_requests(parser: argparse.ArgumentParser, module: str, **given: Any) -> None:
-    """The page of a measurement that decodes prompts; see `declare`."""
+    """Declare the page of a measurement that decodes prompts; see `declare`."""
     parser.set_defaults(out=None, repeat=None)  # for pages without these
     declare(parser, module, **REPEATED, **given)
     parser.set_defaults(n_predict=N_PREDICT, parallel=1)
 
 
 def prompt_set(args: argparse.Namespace, sets: Mapping[str, Path]) -> tuple[str, list[NamedPrompt]]:
-    """The chosen set, or file, by name and its prompts. Raises OptionError."""
+    """The chosen set or file: its name and prompts. Raises OptionError."""
     name = set_name(args, sets)
     return name, read_prompts(sets[name] if name in sets else Path(name))
 
 
 def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
-    """The chosen set, or path of a file; with --demo, --ignore-eos is set but for its own."""
+    """The chosen set, or path of a file; with --demo, --ignore-eos is set unless it is the demo's
+    own set."""
     name: str = args.prompts or default_set(sets, on_demo=args.demo)
-    # the demo model ends most other texts after a few tokens, too few to measure anything
+    # the demo model ends most other texts after a few tokens, too few for a measurement
     args.ignore_eos = args.ignore_eos or (args.demo and name != "demo")
     return name
 
@@ -73,12 +74,12 @@ def set_name(args: argparse.Namespace, sets: Mapping[str, Path]) -> str:
 def open_bench(
     args: argparse.Namespace, sets: Mapping[str, Path]
 ) -> tuple[str, list[NamedPrompt], Session, list[Configuration]]:
-    """Check the options, load the model files: the prompt set by name and its prompts, the session,
-    and the configurations, the plain one first.
+    """Check the options and load the model files: the prompt set's name and prompts, the session,
+    and the configurations, plain decoding first.
 
     A configuration is a list of drafters with a policy, for chains and, with --spec-tree, for
-    trees. Of several policies, the first possible
-    drafter alone is measured, unless --spec-type says otherwise.
+    trees. With several policies only the first possible drafter is measured, unless --spec-type is
+    given.
     """
     chosen_set, prompts = prompt_set(args, sets)
     target = target_path(args)
@@ -87,7 +88,7 @@ def open_bench(
     if args.spec_type is not None:
         chosen = list(dict.fromkeys(types for types in args.spec_type if types))
     all_options = _options(args, tuple(dict.fromkeys(name for types in chosen for name in types)))
-    # without --spec-type, files that draft are used if they are there
+    # without --spec-type, use the drafter files that were given
     if args.spec_type is None:
         drafts = list(draft_paths(args).values())
     else:
@@ -115,7 +116,7 @@ def open_bench(
 def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str, Any]:
     """Facts at the head of a report: model, device, prompt set and machine.
 
-    prompts: the set's name.
+    prompts: name of the set.
     """
     from engine.machine.device import device_name
 
@@ -132,21 +133,21 @@ def facts(args: argparse.Namespace, session: Session, prompts: str) -> dict[str,
 def report_of(
     kind: str, complete: bool, args: argparse.Namespace, session: Session, prompts: str, **own: Any
 ) -> dict[str, Any]:
-    """A report: what it is of, whether all was measured, the facts, and what was measured."""
+    """A report: its kind, whether it is complete, the facts, and the results."""
     head = {"kind": f"draftscope bench {kind}", "version": 1, "complete": complete}
     return {**head, **facts(args, session, prompts), **own}
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """Say on stderr how many of the requests are done, and what the last one was."""
+    """Print on stderr how many requests are done, and the last result."""
     tell(f"[{done:>{len(str(total))}}/{total}] {what}", "")
 
 
 def deliver(args: argparse.Namespace, report: dict[str, Any], lines: Iterable[str] | None) -> None:
-    """Print a report, as JSON or as a headline and lines, and write it where --out says. lines:
-    None prints nothing.
+    """Print a report, as JSON or as a headline and lines, and write it to --out. lines: None prints
+    nothing.
 
-    Raises OptionError where it cannot be written.
+    Raises OptionError if it cannot be written.
     """
     if args.json:
         print_json(report)

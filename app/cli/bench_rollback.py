@@ -1,4 +1,4 @@
-"""`draftscope bench rollback`: policies on rounds of made-up states, without a model."""
+"""`draftscope bench rollback`: policies on rounds of synthetic states, without a model."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watched(rows: Iterable[dict[str, Any]], n: int) -> Iterator[dict[str, Any]]:
-    """The rows, with how many there are already shown while one is waited for on a terminal."""
+    """Pass rows on, showing their number on a terminal while waiting for the next."""
     progress = loading_line()
     for i, row in enumerate(rows, 1):
         if progress is not None:
@@ -92,7 +92,7 @@ _SIZES = ("written", "copied", "saved", "restored", "held", "beyond")
 
 
 def _lines(said: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """A heading, then one line per row as soon as it is there, a blank one between widths."""
+    """A heading, then each row as soon as it is available, with a blank line between widths."""
     yield (
         "{layers} layers of {heads} heads x {dim} x {dim} and a convolution of {conv_dim} channels"
     ).format(**said) + f": {size_text(said['state_bytes'])} a state, float32"

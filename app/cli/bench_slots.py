@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write; after Ctrl-C, what was finished by then."""
+    """Measure, print and write; after Ctrl-C, the finished part."""
     if max(args.slots) > _MOST:
         raise OptionError(f"--slots {max(args.slots)} is above {_MOST}.", "Choose fewer slots.")
     set_name, prompts, session, configurations = open_bench(args, SUITES)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write; after an error or Ctrl-C, what was finished by then."""
+    """Measure, print and write; after an error or Ctrl-C, the finished part."""
     check_report(args)
     args.repeat = args.repeat or 1
     if args.model is not None and not args.model.exists():
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder_and_file(out: Path | None) -> tuple[Path | None, Path | None]:
-    """The folder of a results file, or the JSON file, that --out names."""
+    """The folder of a results file, or the JSON file, from --out."""
     if out is None or out.suffix.lower() != ".json":
         return out, None
     check_output(out, "--out")
@@ -77,7 +77,7 @@ def _folder_and_file(out: Path | None) -> tuple[Path | None, Path | None]:
 
 
 def _measure(suite: PromptSuite, writer: SuiteWriter | None) -> None:
-    """What is left of the suite, each request written as it comes."""
+    """Measure the rest of the suite, writing each request at once."""
     n_done, n_all = len(suite.measured), suite.n_requests
     if n_done:
         tell(f"{n_done} of {n_all} requests have results already")
@@ -131,7 +131,7 @@ def row_line(row: dict[str, Any]) -> str:
 
 
 def split_lines(one: dict[str, Any]) -> Iterator[str]:
-    """Where a round's time went, and what it would take to be faster than plain decoding."""
+    """The parts of a round's time, and what would make it faster than plain decoding."""
     split = one["split"]
     if split is None:
         return

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Hold the conversation in every configuration, print and write what was finished."""
+    """Run the conversation in every configuration; print and write the finished part."""
     cached = cache_options(args)
     set_name, messages, session, configurations = open_bench(args, CONVERSATIONS)
     if args.chat and session.chat is None:

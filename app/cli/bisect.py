@@ -1,4 +1,4 @@
-"""`draftscope bisect`: which commit or build of llama.cpp broke its rollback."""
+"""`draftscope bisect`: the commit or build of llama.cpp that broke its rollback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; exit status 0 where every fault has its commit."""
+    """Search; exit status 0 if every fault has its commit."""
     with_repo = args.repo is not None
     if with_repo == (args.builds is not None):
         raise OptionError(
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _begin(search: Search, revision: Revision | None) -> None:
-    """Say what is done next, here and to windows."""
+    """Announce the next step, here and to windows."""
     from engine.experiments.bisect import search as report
 
     now = f"{revision.name} is built and judged" if revision else ""
@@ -158,9 +158,9 @@ def _mark(*words: str) -> str:
 
 @contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
-    """Within it no other search builds in the folder. Raises OptionError where one does."""
+    """A lock that keeps other searches out of the folder. Raises OptionError if it is held."""
     with (folder / "lock").open("wb") as lock:
-        with suppress(ImportError):  # no such module on Windows
+        with suppress(ImportError):  # not available on Windows
             import fcntl
 
             try:

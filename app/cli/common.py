@@ -1,4 +1,4 @@
-"""What several subcommands do with their arguments: model files loaded, servers connected to."""
+"""Shared steps of subcommands: loading model files, connecting to servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def target_path(args: argparse.Namespace) -> Path:
-    """The one model that the arguments name. Raises OptionError for none or several."""
+    """The single model given. Raises OptionError for none or several."""
     named = [path for path in (args.model, args.model_option) if path is not None]
     if args.demo:
         named.append(DEMO_TARGET)
@@ -48,8 +48,8 @@ def drafts_by_mtp(types: Sequence[str]) -> bool:
 
 
 def draft_paths(args: argparse.Namespace) -> dict[str, Path]:
-    """The files that draft, by the drafter that uses each: those of -md, else with --demo the
-    bundled ones. Raises what engine.draft.draft_files.drafters_of does."""
+    """Drafter files by drafter: those of -md, else with --demo the bundled ones. Raises like
+    engine.draft.draft_files.drafters_of."""
     if args.spec_draft_model is None and args.demo:
         return {"draft-simple": DEMO_DRAFT, "draft-eagle3": DEMO_EAGLE3}
     from engine.draft.draft_files import drafters_of
@@ -76,11 +76,10 @@ def loading_line() -> ReportProgress | None:
 def check_files(
     target: Path, drafts: Sequence[Path] = (), *, by_mtp: bool = False
 ) -> tuple[GgufFile, list[GgufFile]]:
-    """Refuse files that cannot be used at once, before torch takes its time to be imported. by_mtp:
-    see check_draft. The files stay open as long as they are wanted.
+    """Refuse unusable files at once, before torch is imported. by_mtp: see check_draft. The files
+    stay open while referenced.
 
-    Raises what Session.open would: ModelFileError, UnsupportedModelError,
-    VocabularyMismatchError.
+    Raises like Session.open: ModelFileError, UnsupportedModelError, VocabularyMismatchError.
     """
     from engine.draft.draft_files import check_draft
     from engine.gguf.file import GgufFile
@@ -100,7 +99,7 @@ def check_files(
 
 
 _YOUNG = 20_000
-"""New objects before the collector looks for cycles among them: some 1,000 rounds."""
+"""New objects before a collection of the youngest generation: some 1,000 rounds."""
 
 
 def open_session(
@@ -109,22 +108,22 @@ def open_session(
     drafts: Sequence[Path] = (),
     options: RunOptions | None = None,
 ) -> Session:
-    """Load model files as --compute, --device and --threads say, with progress on a terminal.
+    """Load model files according to --compute, --device and --threads, with progress on a terminal.
     options: see Session.open.
 
-    Raises what Session.open does.
+    Raises like Session.open.
     """
     by_mtp = drafts_by_mtp(getattr(args, "spec_type", None) or ())
     with collections_wait():
         files = check_files(target, drafts, by_mtp=by_mtp)
         if copies_blocks(args.compute, args.device, args.mmap, files[0].n_bytes):
-            files[0].read_ahead()  # meanwhile
+            files[0].read_ahead()  # in the background
         from engine.session import Session
         from engine.threads import choose_threads
 
-        gc.freeze()  # the modules stay: a full collection takes 5 instead of 130 ms of a run
-        # rounds go, without cycles, once their rows are written; looking at those that wait takes
-        # a twentieth of a small model's time
+        gc.freeze()  # modules stay: a full collection then takes 5 instead of 130 ms of a run
+        # rounds have no cycles and are freed once written; scanning the pending ones takes a
+        # twentieth of a small model's time
         gc.set_threshold(_YOUNG)
         session = Session.open(
             *files,
@@ -142,11 +141,11 @@ def open_session(
 
 
 _FIRST_LINE_S = 4.0
-"""When a wait is first shown where no line can be replaced, then at twice the time, seconds."""
+"""Seconds until a wait is first reported where lines cannot be replaced, doubled each time."""
 
 
 def api_key(variable: str | None) -> str:
-    """What a variable of the environment holds, empty for none. Raises OptionError."""
+    """The value of an environment variable, empty for none. Raises OptionError."""
     if variable is None:
         return ""
     if not (key := os.environ.get(variable)):
@@ -157,9 +156,9 @@ def api_key(variable: str | None) -> str:
 def connect(
     url: str, key_env: str | None, limits: TimeLimits, model: str = ""
 ) -> tuple[ServerClient, ServerFacts]:
-    """The client, and what the server says of itself once it has loaded its model. key_env: the
-    variable with the API key, None for the keyring's. model: which of its models is meant, empty
-    where that need not be said. Raises OptionError and ServerError."""
+    """The client, and the server's description of itself once it has loaded its model. key_env: the
+    variable with the API key, None for the keyring's. model: one of the server's models, empty if
+    there is no choice. Raises OptionError and ServerError."""
     from engine.observe.server.address import stored_key
     from engine.observe.server.client import ServerClient
 
@@ -184,15 +183,15 @@ def connect(
 
 
 class _WaitingLine:
-    """A wait for a server: on a terminal a line that counts, below what is there; elsewhere a line
-    from time to time."""
+    """Progress of a wait for a server: on a terminal a counting line below the output, elsewhere a
+    line from time to time."""
 
     def __init__(self) -> None:
         self._what, self._since, self._again_s = "", 0.0, 0.0
         self._shown = ""
 
     def show(self, sentence: str) -> None:
-        """Say it in place of what was said last; an empty one takes that away."""
+        """Replace the last sentence; an empty one removes it."""
         if is_terminal(sys.stderr):
             if sentence != self._shown:
                 self._shown = sentence

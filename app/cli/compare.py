@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; whatever was recorded is exported, also after an error or a signal."""
+    """Compare; what was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
         known = [(one.name, one.title) for one in scenarios(SCENARIOS)]
         print_report(args, dict(known), in_columns(known, (False, False)))
@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_scenario(
     args: argparse.Namespace, session: Session, scenario: Scenario, prompts: list[Prompt]
 ) -> int:
-    """A scenario without lanes: its sequences and what was found."""
+    """A scenario without lanes: its sequences and findings."""
     job = session.start(prompts, scenario.options)
     record(job, job.step, args.trace, session.content)
     run = RunRef(job.trace, job.run_id)
@@ -172,7 +172,7 @@ def _run_scenario(
 
 
 def _lines(job: Comparison, verdicts: list[LaneVerdict], costs: Sequence[RunCost]) -> Iterator[str]:
-    """The tables of errors and of costs, and a sentence for every lane that needs one."""
+    """The tables of errors and costs, and a sentence for every lane that needs one."""
     n = sum(map(len, job.emitted))
     yield f"{counted(n, 'token')}, bound on the NMSE of the logits {job.bound:.1e}"
     yield ""
@@ -195,7 +195,7 @@ def _lines(job: Comparison, verdicts: list[LaneVerdict], costs: Sequence[RunCost
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas, as an argparse type."""
+    """Integers separated by commas, as an argparse type."""
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and len(word) < 4 for word in words):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers")
@@ -203,15 +203,15 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _loaded(session: Session) -> dict[str, str]:
-    """What is in effect of the options that belong to loading."""
+    """The effective values of load-time options."""
     return {"compute": session.compute, "device": str(session.device)}
 
 
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:
-    """What --scenario names, None without it. `options`: of the arguments.
+    """The scenario of --scenario, None without it. `options`: of the arguments.
 
-    Lanes of llama.cpp may join those of a scenario. Raises OptionError for an unknown name and for
-    other settings of one's own with it.
+    Lanes of llama.cpp may be added to those of a scenario. Raises OptionError for an unknown name
+    and for settings that conflict with it.
     """
     if args.scenario is None:
         return None
@@ -234,7 +234,7 @@ def heading(scenario: Scenario) -> Iterator[str]:
 
 
 def outcome(scenario: Scenario, trace: TraceStore) -> Iterator[str]:
-    """Whether the findings that the scenario is for were found."""
+    """Whether the scenario's findings were found."""
     found = {finding.rule for finding in recorded(trace)}
     for rule in scenario.expects:
         yield f"expected {rule}: {'found' if rule in found else 'NOT found'}"

@@ -1,4 +1,4 @@
-"""`draftscope demo-path`: where the bundled models are."""
+"""`draftscope demo-path`: paths of the bundled models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resources import DEMO_DRAFT, DEMO_EAGLE3, DEMO_TARGET
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the target's path, then the draft model's and the EAGLE-3 drafter's."""
+    """Print the paths of target, draft model and EAGLE-3 drafter."""
     for path in (DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3):
         if not path.is_file():
             raise DraftscopeError(f"{path} is missing.", "Install Draftscope again.")

@@ -1,5 +1,5 @@
-"""`draftscope drafter-diff`: one target and one drafter in two engines, and what makes their drafts
-or their acceptance differ."""
+"""`draftscope drafter-diff`: one target and one drafter in two engines, and the cause of different
+drafts or acceptance."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from engine.session import Session
 
 _OURS = "run"
-"""A source: this engine, with the model and drafter at hand, or another copy of it."""
+"""A source: this engine with the given model and drafter, or another copy of it."""
 _LLAMA = "llama.cpp"
-"""Another: a build of llama.cpp as a library, with the same files."""
+"""A source: a llama.cpp library with the same files."""
 _URLS = ("http://", "https://")
 _N_PREDICT = 128
 
 
 def run(args: argparse.Namespace) -> int:
-    """Open or record both, compare, tell."""
+    """Open or record both sides, compare, print."""
     sources = args.source_a, args.source_b
     live = [_is_here(source) or source.startswith(_URLS) for source in sources]
     if all(live) and args.prompt is None:
@@ -141,7 +141,7 @@ def _decoded(
 def _as(
     args: argparse.Namespace, session: Session | None, other: RunRef | None
 ) -> tuple[RunOptions, Prompt]:
-    """Options and prompt to decode with, those of the other run as far as they are known."""
+    """Options and prompt for decoding, those of the other run if known."""
     from engine.observe.drafter_diff.sides import sides_of
 
     options, prompt = RunOptions(n_predict=_N_PREDICT), None
@@ -165,7 +165,7 @@ def _as(
             types = (drafter_for(session, side),)
         n_max = max((draft.n_drafted for draft in side.drafts), default=SpecOptions().n_max)
         spec = own.spec if own else SpecOptions(types=types, n_max=min(n_max, 64))
-        if own is None:  # as far as a log says it
+        if own is None:  # as far as a log contains it
             n_min = min(int(side.limits.get("n_min", 0)), spec.n_max)
             spec = replace(spec, n_min=n_min, p_min=side.limits.get("p_min", 0.0))
         options = replace(options, spec=replace(spec, types=types or spec.types))

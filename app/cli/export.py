@@ -1,4 +1,4 @@
-"""`draftscope export`: an exported trace in the formats of other tools, and as a page to share."""
+"""`draftscope export`: an exported trace in other tools' formats, or as a page to share."""
 
 from __future__ import annotations
 

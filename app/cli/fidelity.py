@@ -1,4 +1,4 @@
-"""`draftscope fidelity`: how far the compute modes are from f32, as a table."""
+"""`draftscope fidelity`: distance of the compute modes from f32, as a table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from resources import demo_prompts
 if TYPE_CHECKING:
     from engine.trace.facts import FidelityFacts
 
-# those that round weights or activations; blocks keeps both
+# modes that round weights or activations, which blocks does not
 _MODES = ("bf16", "int8", "int8x2", "q8")
 _N_TOKENS = 256
-_MOST_TOKENS = 4096  # the means hardly move any more, and the logits of both modes are in memory
+_MOST_TOKENS = 4096  # more hardly changes the means, and both modes' logits are in memory
 _LINE = "{:<8}{:>12}{:>12}{:>12}{:>14}"
 
 

@@ -1,4 +1,4 @@
-"""`draftscope help`: pages on what the tool does and what its words mean."""
+"""`draftscope help`: pages on features and terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.errors import OptionError
 from resources import help_page, help_topics
 
 _WIDEST = 100
-"""Columns of a page, also where the terminal has more: longer lines are hard to read."""
+"""Most columns of a page: longer lines are hard to read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a page, or the titles of all. Raises OptionError for an unknown topic."""
+    """Print a page, or the list of titles. Raises OptionError for an unknown topic."""
     if args.topic is None:
         print_lines([*_titles(), "", "draftscope help TOPIC prints a page."])
         return 0
@@ -50,14 +50,14 @@ _LIST_ITEM = re.compile(r"(\s*)([-*]|\d+\.)\s+")
 _RULE = re.compile(r"\|[\s:|-]+\|?$")
 _CELL = re.compile(r"(?<!\\)\|")
 _NARROWEST = 8
-"""Columns that a column of a table keeps, whatever the width."""
+"""Fewest characters of a table column at any width."""
 
 
 def plain_text(markdown: str, width: int) -> str:
-    """A page of help as text, in lines of at most `width` columns but for code.
+    """A help page as text, in lines of at most `width` columns except code.
 
-    Headings are underlined, tables aligned; a link is its text with the address after it. Emphasis
-    and code lose their marks. Ends with a line end.
+    Headings are underlined, tables aligned; a link is its text followed by the address. Marks of
+    emphasis and code are removed. Ends with a line end.
     """
     return "\n".join(_blocks(markdown.splitlines(), max(width, 40))).rstrip("\n") + "\n"
 
@@ -113,7 +113,7 @@ def _paragraph(lines: Sequence[str], width: int) -> str:
 
 
 def _inline(text: str) -> str:
-    """Without marks; an address follows its text unless that says as much."""
+    """Text without marks; an address follows its text unless the text repeats it."""
 
     def link(found: re.Match[str]) -> str:
         label, address = found[1], found[2]
@@ -155,7 +155,7 @@ def _table(lines: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _widths(wanted: list[int], room: int) -> list[int]:
-    """Columns of each column of a table: what it wants, the widest ones cut until all fit."""
+    """Column widths of a table: as wanted, the widest ones cut until all fit."""
     widths = [max(one, 1) for one in wanted]
     while sum(widths) > room and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1

@@ -1,4 +1,4 @@
-"""`draftscope import`: what other engines wrote, as a trace."""
+"""`draftscope import`: files of other engines as a trace."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 _MOST_SHOWN = 1000
-"""Requests of a run that --json lists."""
+"""Most requests of a run listed by --json."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Import all files into one trace, tell what they hold. 1 when a finding is an error."""
+    """Import all files into one trace and print a summary. 1 if a finding is an error."""
     from app.cli.recorded import check_trace_folder, export, finding_lines, findings_json
     from engine.analysis.findings.check import recorded
     from engine.observe.files.importing import before_and_after, import_file
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         check_trace_folder(args.trace)
     vocabulary = None
-    if args.model is not None:  # only then: they take a quarter of the time to start
+    if args.model is not None:  # imported on demand: a quarter of the start-up time
         from engine.gguf.file import GgufFile
         from engine.gguf.tokenizer import Tokenizer
 
@@ -67,7 +67,7 @@ def _figures(store: TraceStore, run_id: int) -> dict[str, Any]:
 
 
 def _line(store: TraceStore, run_id: int) -> str:
-    """One line: the server where there are several, sequences, rounds, tokens, acceptance."""
+    """One line: the server if there are several, sequences, rounds, tokens, acceptance."""
     from app.trace_models.run_facts import counts_of
     from engine.observe.files.line_logs import UNITS
 

@@ -1,4 +1,4 @@
-"""`draftscope info`: what a GGUF file holds, and whether running it would fit into memory."""
+"""`draftscope info`: contents of a GGUF file, and whether it would fit into memory."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what metadata and tensor directory tell; no tensor is read.
+    """Print what metadata and tensor directory contain; reads no tensors.
 
-    Of a file that can be read as GGUF it always tells something, with what keeps it from running
-    here. Raises ModelFileError for one that cannot, and for files of -md what opening them raises.
+    For any readable GGUF file it prints something, and what prevents it from running here. Raises
+    ModelFileError for other files, and for files of -md what opening them raises.
     """
     path = target_path(args)
     with GgufFile.open(path, part_alone=True) as file:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _problem_of_tokenizer(file: GgufFile) -> DraftscopeError | None:
-    """What keeps the tokenizer from being used, which an MTP file may leave to its trunk."""
+    """Why the tokenizer cannot be used; an MTP file may lack one."""
     if "tokenizer.ggml.tokens" not in file.metadata and is_mtp_file(file):
         return None
     try:
@@ -127,7 +127,7 @@ def _why_lines(error: DraftscopeError) -> list[str]:
 
 
 def _drafts(args: argparse.Namespace, target: GgufFile) -> dict[str, ModelInfo | DrafterInfo]:
-    """Figures of the files of -md, held to the target."""
+    """Figures of the -md files, checked against the target."""
     paths: Mapping[str, Path] = draft_paths(args) if args.spec_draft_model else {}
     found = {}
     for name, path in paths.items():
@@ -140,7 +140,7 @@ def _drafts(args: argparse.Namespace, target: GgufFile) -> dict[str, ModelInfo |
 def _memory(
     args: argparse.Namespace, info: ModelInfo, drafts: dict[str, ModelInfo | DrafterInfo]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The estimates, as json can write them and as lines."""
+    """The estimates, as JSON values and as lines."""
     types = tuple(drafts)
     if any(layer.kind == "mtp" for layer in info.layers):
         types = tuple(dict.fromkeys((DRAFT_MTP, *drafts)))
@@ -219,7 +219,7 @@ def _memory_lines(
 
 
 def _outline_lines(found: dict[str, Any], error: DraftscopeError) -> list[str]:
-    """Of a file that does not run here."""
+    """For a file that does not run here."""
     title = f"{found['name'] or 'unnamed'} ({found['architecture'] or 'no architecture'})"
     lines = [
         title,
@@ -244,7 +244,7 @@ def _outline_lines(found: dict[str, Any], error: DraftscopeError) -> list[str]:
 
 
 def _drafter_lines(info: DrafterInfo, n_seqs: int, n_ctx: int, n_bytes: int) -> list[str]:
-    """Of a file that drafts for a target, which is not known here."""
+    """For a drafter file without its target."""
     rows = "the row after the final norm"
     if info.taps:
         rows = f"the inputs of layers {', '.join(map(str, info.taps))}"
@@ -292,7 +292,7 @@ def _by_mode(n_bytes: dict[str, int]) -> str:
 
 
 def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
-    """One line for each stretch of layers alike."""
+    """One line per run of equal layers."""
     lines = []
     for (kind, quant), group in groupby(layers, key=lambda layer: (layer.kind, layer.quant)):
         members = list(group)
@@ -304,7 +304,7 @@ def _layer_lines(layers: tuple[LayerInfo, ...]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A metadata value for JSON; long arrays become their length."""
+    """A metadata value for JSON; long arrays are replaced by their length."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, (list, StringArray)):

@@ -1,6 +1,5 @@
-"""`draftscope` without a subcommand: the window, and its entry among the applications of a Linux
-desktop with an icon and the type of GGUF files (XDG base directories, desktop entry, shared
-MIME-info)."""
+"""`draftscope` without a subcommand: the window; and its desktop entry, icon and GGUF file type on
+a Linux desktop (XDG base directories, desktop entry, shared MIME-info)."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _traces(paths: list[Path]) -> dict[Path, Path]:
-    """What is opened of the arguments that are no models: folders of exported traces, and files
-    that another engine wrote."""
+    """Arguments that are not models: folders of exported traces, and files of other engines."""
     traces = {path: folder for path in paths if (folder := find_trace(path)) is not None}
     others = [path for path in paths if path not in traces and path.suffix.lower() != ".gguf"]
     for path in filter(Path.is_dir, others):
@@ -69,7 +67,7 @@ def _traces(paths: list[Path]) -> dict[Path, Path]:
     if others := list(filter(Path.is_file, others)):
         from engine.observe.files.importing import recognise_file
 
-        # of a text its reader knows more than its beginning tells, as of what a browser keeps
+        # a reader knows more about a text than its beginning shows, such as a browser's recording
         traces |= {p: p for p in others if b"\0" not in file_head(p, 64) or recognise_file(p)}
     return traces
 
@@ -81,7 +79,7 @@ QT_PACKAGES = (
     "libxcb-sync1 libxcb-util1 libxcb-xfixes0 libxcb-xkb1 libwayland-client0 libwayland-cursor0 "
     "fonts-dejavu-core"
 )
-"""What Qt needs beyond a minimal Debian or Ubuntu, with a font to draw text with."""
+"""Packages that Qt needs beyond a minimal Debian or Ubuntu, with a font."""
 
 _INSTALL = f"On Debian or Ubuntu: apt-get install {QT_PACKAGES}"
 _HEADLESS = "Use a desktop session, or a subcommand (draftscope --help lists them)."
@@ -130,7 +128,7 @@ def _check_platform(plugins: Path) -> None:
 
 
 def _platforms() -> list[str]:
-    """Qt's platform plugins that the environment asks for, in order."""
+    """Qt platform plugins requested by the environment, in order."""
     chosen = os.environ.get("QT_QPA_PLATFORM", "")
     if chosen:
         return [name.split(":")[0].split("-")[0] for name in chosen.split(";")]
@@ -139,7 +137,7 @@ def _platforms() -> list[str]:
 
 
 def _answers(platform: str) -> bool:
-    """Whether a display server can be reached; Qt aborts the process when it cannot."""
+    """Whether a display server can be reached; Qt aborts the process if not."""
     pointer = ctypes.c_void_p
     if platform == "xcb":
         xcb = ctypes.CDLL("libxcb.so.1")
@@ -175,8 +173,8 @@ _RESERVED = set(" \t\n\"'\\><~|&;$*?#()`")
 
 
 def install_desktop() -> int:
-    """Write the entry, the icon and the type, and name them; exit status 0. Raises OptionError on
-    a system without such desktops, OSError where the folder takes no files."""
+    """Write the entry, the icon and the type, and print their paths; exit status 0. Raises
+    OptionError on a system without such desktops, OSError if the folder is not writable."""
     words = {"command": _command(), "name": NAME, "mime_type": MIME_TYPE}
     for source, path in _places().items():
         text = (DESKTOP / source).read_text(encoding="utf-8")
@@ -188,7 +186,7 @@ def install_desktop() -> int:
 
 
 def remove_desktop() -> int:
-    """Remove what `install` wrote; exit status 0, also where nothing is left of it."""
+    """Remove what `install` wrote; exit status 0, also if there is nothing."""
     for path in _places().values():
         if path.exists():
             path.unlink()
@@ -198,13 +196,13 @@ def remove_desktop() -> int:
 
 
 def _data_home() -> Path:
-    """$XDG_DATA_HOME; a relative one counts for nothing, as the standard has it."""
+    """$XDG_DATA_HOME; a relative one is ignored, as in the standard."""
     given = os.environ.get("XDG_DATA_HOME", "")
     return Path(given) if Path(given).is_absolute() else Path.home() / ".local" / "share"
 
 
 def _places() -> dict[str, Path]:
-    """Where each file of resources/desktop goes."""
+    """Target path of each file of resources/desktop."""
     if not sys.platform.startswith("linux"):
         raise OptionError(
             "Desktop entries are for Linux.", "Start Draftscope by its command, draftscope."
@@ -218,14 +216,14 @@ def _places() -> dict[str, Path]:
 
 
 def _command() -> str:
-    """How a desktop starts this very installation."""
+    """The command that starts this installation from a desktop."""
     script = Path(sys.executable).with_name(NAME)
     words = [str(script)] if script.is_file() else [sys.executable, "-m", "app"]
     return " ".join(map(_quoted, words))
 
 
 def _quoted(word: str) -> str:
-    """A word as the key Exec wants it: quoted where it has to be, its percent signs doubled."""
+    """A word for the key Exec: quoted if necessary, with doubled percent signs."""
     if _RESERVED & set(word):
         inner = "".join(f"\\{sign}" if sign in '"`$\\' else sign for sign in word)
         word = '"' + inner.replace("\\", "\\\\") + '"'
@@ -233,8 +231,8 @@ def _quoted(word: str) -> str:
 
 
 def _tell_desktop() -> None:
-    """Have its caches made again where the tools for that are there; without, desktops look for
-    themselves sooner or later."""
+    """Rebuild the desktop's caches if its tools are installed; otherwise desktops notice
+    eventually."""
     kinds = {"update-mime-database": "mime", "update-desktop-database": "applications"}
     for tool, kind in kinds.items():
         folder = _data_home() / kind

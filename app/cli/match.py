@@ -1,4 +1,4 @@
-"""`draftscope match`: the same prompts one by one and side by side, as a table and a verdict."""
+"""`draftscope match`: the same prompts one by one and in parallel, as a table and a verdict."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _lines(test: MatchTest, session: Session) -> Iterator[str]:
 
 
 def _outcome(result: MatchResult, step: MatchStep, session: Session) -> str:
-    """MATCH with the length, or where and how the texts part."""
+    """MATCH with the length, or where and how the texts diverge."""
     difference, is_control = result.difference, step.lane == "control"
     if difference is None:
         word = "stored" if step.is_baseline else "MATCH"

@@ -1,4 +1,4 @@
-"""`draftscope memory`: scripts of memory operations over rollback policies, as a table."""
+"""`draftscope memory`: memory scripts under rollback policies, as a table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Play scripts; whatever was recorded is exported, also after an error or Ctrl-C."""
+    """Play scripts; what was recorded is exported, also after an error or Ctrl-C."""
     if args.list:
         known = [(one.name, one.title) for one in memory_scripts(MEMORY_SCRIPTS)]
         print_report(args, dict(known), in_columns(known, (False, False)))
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _script(name: str) -> MemoryScript:
-    """A bundled script by its name, else a file."""
+    """A bundled script by name, else a file."""
     for folder in (MEMORY_SCRIPTS, ROLLBACK_SCRIPTS):
         bundled = folder / f"{name}.toml"
         if bundled.parent == folder and bundled.is_file():
@@ -169,7 +169,7 @@ def _line(row: dict[str, Any], width: int) -> str:
 
 
 def _failures(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """How many passed, and a line for everything that went otherwise than its script says."""
+    """How many passed, and a line for every deviation from its script."""
     played = [row for row in rows if "outcomes" in row]
     n_passed = sum(row["verdict"] == "passed" for row in played)
     yield ""

@@ -1,5 +1,5 @@
-"""`draftscope observe`: prompts sent to a llama-server, or its clients watched, and what the rounds
-were."""
+"""`draftscope observe`: prompts sent to a llama-server, or its clients' requests, and their
+rounds."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ if TYPE_CHECKING:
 
 _MOST_PAINTED = 2000
 _PATH_WORDS = {"none": "nothing undone", "": "path not known"}
-"""Tokens that a terminal is given at once, and characters of one; the rest is only recorded."""
+"""Tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare(parser, __name__, per_request=_per_request())
     parser.set_defaults(model_name="")
-    for one in options_in(RunOptions):  # known, so that a note can say it has no effect
+    for one in options_in(RunOptions):  # set, so that a note can say that it has no effect
         if why_not_sent(one):
             parser.add_argument(
                 *one.option.flags,
@@ -84,7 +84,7 @@ def _per_request() -> list[PlacedOption]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Send the prompts; whatever arrived is exported, also after an error or a signal."""
+    """Send the prompts; what arrived is exported, also after an error or a signal."""
     options = options_from(args, RunOptions)
     more = options_from(args, RequestOptions)
     check_trace_folder(args.trace)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
-    """What the server says of itself; its clients bring keys of their own, so ours may lack."""
+    """The server's description of itself; clients bring their own keys, so ours may be missing."""
     from engine.observe.rounds.observed_run import ServerFacts
     from engine.observe.server.address import server_address
 
@@ -127,7 +127,7 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
         client, facts = connect(
             args.url, args.api_key_env, options_from(args, TimeLimits), args.model_name
         )
-    except ServerModelError:  # each client says which it means
+    except ServerModelError:  # each client names its model
         return ServerFacts(server_address(args.url), props={"role": "router"})
     except ApiKeyError:
         if args.api_key_env is not None:
@@ -162,7 +162,7 @@ def _ask(
         try:
             record(job, job.advance, None, show=show.show if show else lambda: None)
         except (ServerError, Interrupted) as error:
-            ending = error  # what arrived is shown all the same
+            ending = error  # what arrived is shown anyway
         if show is not None:
             show.end()
         if session is not None and len(trace.tokens) and not isinstance(ending, Interrupted):
@@ -191,7 +191,7 @@ def _ask(
 
 
 def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
-    """A line on what is observed: build, model, slots."""
+    """Print what is observed: build, model, slots."""
     props, slots = facts.props, _slots(client)
     said = [str(props.get("build_info") or "unknown build")]
     path = props.get("model_path") or facts.model
@@ -209,7 +209,7 @@ def _tell_server(client: ServerClient, facts: ServerFacts) -> None:
 
 
 def _session(model: Path) -> Session:
-    """The model that the server has, as our engine decodes it in f32."""
+    """The server's model, decoded by our engine in f32."""
     from engine.session import Session
 
     return Session.open(model, compute="f32", progress=loading_line())
@@ -224,7 +224,7 @@ def _rescore(
     facts = job.trace.runs[job.run_id]
     try:
         identity = identify(session, facts, client)
-    except ServerError:  # it tells nothing more
+    except ServerError:  # it adds nothing
         identity = identify(session, facts)
     return rescore(
         session,
@@ -247,7 +247,7 @@ class _ContinuationPrinter:
         print_text(prompt)
 
     def show(self) -> None:
-        """Print what has come since the last time; of very much a terminal shows the end."""
+        """Print what has arrived since the last call; a terminal shows the end of long texts."""
         texts = self._job.first_texts
         n = len(self._tokens if self._is_coloured else texts)
         start = max(self._seen, n - _MOST_PAINTED) if self._is_terminal else self._seen
@@ -260,14 +260,14 @@ class _ContinuationPrinter:
         self._seen = n
 
     def end(self) -> None:
-        """Print what came last, and an empty line."""
+        """Print the rest, and an empty line."""
         self.show()
         end_text()
 
 
 def _coloured(trace: TraceStore, start: int, stop: int) -> Iterator[tuple[str, str]]:
     """Text and colour of each emitted token of the first sequence in rows of `tokens`; empty for
-    one whose text comes with a later one."""
+    one whose text is part of a later one."""
     tokens = trace.tokens
     ids = tokens.column("token_id", start, stop).tolist()
     own, kinds = tokens.texts("text", start, stop), tokens.texts("kind", start, stop)
@@ -296,12 +296,11 @@ def _print_summary(job: ServerRun, rescored: Rescored | None) -> None:
 
 
 def _counts(job: ServerRun) -> Iterator[tuple[str, float, int | None]]:
-    """What the server's counters and we say of the run, where it has them; None is not
-    observed."""
+    """The server's counters and our counts, if it has counters; None is not observed."""
     from engine.observe.rounds.counters import COUNTED, NAMES, counted
 
     here: Mapping[str, int | None] = counted(job.trace, job.run_id)
-    if not len(job.trace.rounds):  # sums are all that is known, and of the requests alone
+    if not len(job.trace.rounds):  # only sums are known, and only of requests
         reported = [one.known.get("told", {}) for one in job.observed.requests]
         here = {
             name: _sum([figures.get(figure) for figures in reported])
@@ -318,7 +317,7 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def _paths(job: ServerRun) -> dict[str, int]:
-    """Rounds by what became of the rejected tokens."""
+    """Rounds by rollback path."""
     rounds = job.trace.rounds
     n = len(rounds)
     found: dict[str, int] = {"rounds": 0}
@@ -351,7 +350,7 @@ def _report(job: ServerRun, client: ServerClient, rescored: Rescored | None) -> 
 
 
 def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
-    """What the server says of its slots, if it still does."""
+    """The server's slots, if it still reports them."""
     try:
         return client.slots()
     except ServerError:
@@ -359,7 +358,7 @@ def _slots(client: ServerClient) -> list[dict[str, Any]] | None:
 
 
 def listen(args: argparse.Namespace, server: ServerFacts) -> int:
-    """Pass on and record until a signal comes, which is how this ends."""
+    """Proxy and record until a signal ends it."""
     from engine.observe.proxy.proxy import listening_address
     from engine.observe.proxy.proxy_run import ProxyRun
 
@@ -368,7 +367,7 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
         server, TraceStore(), host, port, adds_fields=not args.pass_unchanged, log=args.log
     )
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # as shells do for a script's background jobs, but this ends by nothing else
+        # shells ignore SIGINT in background jobs of scripts, but nothing else ends this
         signal.signal(signal.SIGINT, lambda number, _: interrupt(number))
     tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
     if not run.is_local:
@@ -394,14 +393,14 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
 
 
 class _RequestLines:
-    """Prints a line for each request that is over."""
+    """Prints a line for each finished request."""
 
     def __init__(self, run: ProxyRun) -> None:
         self._run, self._seen = run, 0
         self._open: list[ObservedRequest] = []
 
     def show(self) -> None:
-        """Print what has ended since the last time."""
+        """Print what has ended since the last call."""
         self._open += self._run.requests[self._seen :]
         self._seen = len(self._run.requests)
         for request in [one for one in self._open if one.is_over]:
@@ -414,7 +413,7 @@ class _RequestLines:
 
 
 def _fared(counts: Timings | None, request: dict[str, Any]) -> str:
-    """What the server itself reported last of a request: rounds may still wait for its log."""
+    """The server's own last report on a request: rounds may still wait for its log."""
     if counts is None:
         line = "no figures"
     else:

@@ -43,7 +43,7 @@ from engine.plain_text import size_text
 from resources import COMMANDS
 
 _MOST_TEXT = 16 << 20
-"""Bytes of a prompt."""
+"""Longest prompt, bytes."""
 _OPTION = re.compile(r"(?P<dest>\w+)=(?=\S)|-")
 _DEFAULT = re.compile(r"\(default ([^\s;:)]+?)(?:[:)]|, )")
 _ENGINE_OPTIONS = re.compile(
@@ -68,7 +68,7 @@ def page(command: str) -> tuple[str, str, str, list[str]]:
 
 
 def _with_shared(text: str) -> str:
-    """A text with the lines of shared.txt that it names."""
+    """A text with references to shared.txt resolved."""
     return _SHARED.sub(
         lambda found: _with_shared(_shared()[found[1]]).replace("{}", found[2] or "{}"), text
     )
@@ -82,9 +82,10 @@ def _shared() -> dict[str, str]:
 
 
 def declare(parser: argparse.ArgumentParser, module: str, **given: Any) -> None:
-    """Give a parser the usage, options and epilog of the page of a command's module.
+    """Declare usage, options and epilog from the page of a command's module.
 
-    given: what the page names: texts, choices, types of values, and options of the engine.
+    given: values that the page refers to: texts, choices, types of values, and options of the
+    engine.
     """
     usage, options, epilog, _ = page(module.rpartition(".")[2])
     if usage:
@@ -102,7 +103,7 @@ class _Declaration:
         self._excluding: argparse._MutuallyExclusiveGroup | None = None
 
     def add(self, text: str) -> None:
-        """Add what the lines say, one after the other."""
+        """Add the options of a page's lines, in order."""
         for line in _whole_lines(text):
             if line.startswith("| "):
                 if self._excluding is None:
@@ -192,7 +193,7 @@ class _Declaration:
 
         if name.startswith("-"):
             return [one for one in options_in(RunOptions) if name in one.option.flags]
-        # a drafter's own options come before those that it shares with others
+        # a drafter's own options come before shared ones
         return sorted(
             grouped(RunOptions, *name.split("+")),
             key=lambda one: name == "ngram" and len(one.path) < 3,
@@ -200,7 +201,7 @@ class _Declaration:
 
 
 def _whole_lines(text: str) -> Iterator[str]:
-    """Lines of a page, each with those that go on with it."""
+    """Lines of a page, joined with their continuation lines."""
     whole = ""
     for line in text.splitlines():
         if line.startswith("      "):
@@ -213,7 +214,7 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def _filled(text: str, given: Mapping[str, Any]) -> str:
-    """A text with what is given in the place of names in braces; others stay."""
+    """A text with names in braces replaced if given; others stay."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -231,7 +232,7 @@ def _as_text(value: Any) -> str:
 
 
 def _named(path: str) -> Any:
-    """What a module has under a name."""
+    """A constant of a module."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
 
@@ -244,9 +245,8 @@ def add_option(
     about: str = "",
     repeats: bool = False,
 ) -> None:
-    """Add an option of the engine. is_set: without it, its value where it is not given is None, not
-    its default; the help is the same. about: a help in place of its own. repeats: it makes a
-    list."""
+    """Add an option of the engine. is_set: if False, it is None instead of its default when not
+    given; the help is the same. about: replaces its help. repeats: collects a list."""
     option = one.option
     if one.kind is bool:
         group.add_argument(*option.flags, action="store_true", help=option.about)
@@ -275,7 +275,7 @@ def reader(one: PlacedOption) -> Callable[[str], Any]:
 
 
 def is_given(words: Sequence[object], flag: str) -> bool:
-    """Whether one of the words of a command line is a flag, alone or with its value."""
+    """Whether a flag is among the words of a command line, alone or with its value."""
     is_short = len(flag) == 2
     return any(
         word == flag
@@ -286,9 +286,9 @@ def is_given(words: Sequence[object], flag: str) -> bool:
 
 
 def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: Any) -> None:
-    """Refuse options that are given without what they have an effect with.
+    """Refuse options that have no effect without another one.
 
-    lines: of a page, such as flags; given: what they name. Raises OptionError.
+    lines: of a page, such as flags; given: values they refer to. Raises OptionError.
     """
     parser = argparse.ArgumentParser(add_help=False)
     _Declaration(parser, given).add(_with_shared("".join(f"{line}\n" for line in lines)))
@@ -298,7 +298,7 @@ def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: An
 
 
 def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """What raises OptionError, as an argparse type."""
+    """A parser that raises OptionError, as an argparse type."""
 
     def read(text: str) -> Any:
         try:
@@ -310,7 +310,7 @@ def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def whole_number(text: str) -> int:
-    """A whole number, as an argparse type."""
+    """An integer, as an argparse type."""
     try:
         return int(text)
     except ValueError as error:
@@ -318,7 +318,7 @@ def whole_number(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, as an argparse type."""
+    """An integer from 1, as an argparse type."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if not 1 <= number < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
@@ -326,7 +326,7 @@ def positive(text: str) -> int:
 
 
 def thread_count(text: str) -> int:
-    """As many threads as the machine has cores at most, as an argparse type."""
+    """A number of threads up to the number of cores, as an argparse type."""
     number, most = positive(text), os.cpu_count() or 1
     if number > most:
         raise argparse.ArgumentTypeError(f"{number} is more than the {most} cores of this machine")
@@ -334,12 +334,12 @@ def thread_count(text: str) -> int:
 
 
 def numbers(text: str) -> Sequence[int]:
-    """Numbers from 1, separated by commas, each once, as an argparse type."""
+    """Distinct integers from 1, separated by commas, as an argparse type."""
     return tuple(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
 
 
 def names_of(known: Collection[str], *, or_all: bool = False) -> Callable[[str], tuple[str, ...]]:
-    """Names separated by commas, each once, as an argparse type. or_all: `all` is every one."""
+    """Distinct names separated by commas, as an argparse type. or_all: `all` means every one."""
 
     def read(text: str) -> tuple[str, ...]:
         if or_all and text == "all":
@@ -379,17 +379,17 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 
 def output_file(text: str) -> Path:
-    """A file to write, as an argparse type."""
+    """An output file, as an argparse type."""
     if text.endswith(("/", "/.", "/..", os.sep)):
         raise argparse.ArgumentTypeError(f"{text[:80]!r} is a folder")
     return Path(text)
 
 
 def check_output(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written, before anything is computed for it.
+    """Refuse a file that cannot be written, before any work is done.
 
-    Raises OptionError for a folder, a name that the file system does not take, a folder that does
-    not exist or takes no file.
+    Raises OptionError for a folder, an invalid name, or a folder that does not exist or is not
+    writable.
     """
     shown = f"{option} {str(path)[:80]}"
     try:
@@ -402,7 +402,7 @@ def check_output(path: Path, option: str) -> None:
 
 
 def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """The same for all that a command is to write. Raises OptionError."""
+    """The same for all output files of a command. Raises OptionError."""
     for action in parser._actions:
         if action.type is output_file and (path := getattr(args, action.dest)) is not None:
             check_output(path, action.option_strings[-1] if action.option_strings else "the file")
@@ -439,4 +439,4 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "prompt_file": _prompt_file,
     "text": str,
 }
-"""The types of values by their names in the help; any other is a text."""
+"""Types of values by name in the help; any other is a text."""

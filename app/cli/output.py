@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _CLEAR_LINE = "\r\x1b[K"
 _BELOW, _BACK = "\x1bD\x1b[A\x1b7\r\n", "\x1b8"
-"""From the cursor to the line below, which is made if need be, and back."""
+"""Escape sequences to the line below the cursor, creating it if needed, and back."""
 _is_open = False
-"""Whether the text of a run has left the terminal's cursor within a line."""
+"""Whether the text of a run has left the cursor in the middle of a line."""
 
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Both streams are there and take any character; standard error is filtered, whatever
-    writes to it, and what it does not take is dropped."""
+    """Make both streams accept any character; standard error is filtered for all writers, and what
+    it refuses is dropped."""
     _open_closed()
     LastingStream.in_place_of("stderr")
     for stream in (sys.stdout, sys.stderr):
@@ -60,29 +60,29 @@ def guarded_streams() -> Iterator[None]:
 
 
 def _open_closed() -> None:
-    """Standard streams that a shell has closed (`>&-`): nothing is read or written there, and no
-    other file gets their numbers."""
+    """Reopen standard streams that a shell has closed (`>&-`) on the null device, so that no other
+    file gets their numbers."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # what is opened gets the lowest number that is free
+        if getattr(sys, name) is None:  # open() returns the lowest free number
             stream = open(os.devnull, "w" if number else "r", encoding="utf-8")  # noqa: SIM115
             setattr(sys, name, stream)
 
 
 class LastingStream(io.FileIO):
-    """A standard stream of a command that has more to do than to print: where nothing can be
-    printed any more, what is printed is lost, and `error` is the first reason."""
+    """A standard stream that never fails: when writing becomes impossible, output is dropped, and
+    `error` holds the first reason."""
 
     error: OSError | None = None
 
     @classmethod
     def in_place_of(cls, name: str) -> LastingStream | None:
-        """Put one in the place of sys.NAME; None where that is not the process's own stream."""
+        """Replace sys.NAME; None if that is not the process's own stream."""
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
             return None
         output = cls(stream.fileno(), "wb", closefd=False)
         text = io.TextIOWrapper(
-            # standard error goes out at once
+            # standard error is unbuffered
             cast(BinaryIO, output) if stream.write_through else io.BufferedWriter(output),
             encoding=stream.encoding,
             errors=stream.errors,
@@ -103,7 +103,7 @@ class LastingStream(io.FileIO):
 
 
 class _Filtered:
-    """A stream whose writers are not ours."""
+    """A stream with foreign writers."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -121,7 +121,7 @@ class _Filtered:
 
 
 def print_line(line: str = "") -> None:
-    """A line on standard output, at once."""
+    """Print a line on standard output, unbuffered."""
     print(terminal_text(line), flush=True)
 
 
@@ -132,7 +132,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_text(text: str) -> None:
-    """Text of a run, at once and without a line end."""
+    """Print text of a run, unbuffered and without a line end."""
     print_texts([(text, "")])
 
 
@@ -151,13 +151,13 @@ def print_texts(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def end_text() -> None:
-    """End the text of a run: its line, unless a message has done so, and an empty one."""
+    """Finish the text of a run: its line, unless a message has done so, and an empty one."""
     print_text("\n\n" if _is_open or not is_terminal(sys.stdout) else "\n")
 
 
 def print_pages(text: str) -> None:
-    """A long text of this program, in the user's pager where standard output is a terminal and
-    there is one: $PAGER, else less or more; an empty $PAGER, or cat, is none."""
+    """Print a long text, through the user's pager if standard output is a terminal: $PAGER, else
+    less or more; an empty $PAGER, or cat, means none."""
     chosen = os.environ.get("PAGER")
     found = [shutil.which(name) for name in ("less", "more")] if chosen is None else [chosen]
     command = shlex.split(next(filter(None, found), ""))
@@ -165,23 +165,24 @@ def print_pages(text: str) -> None:
         print_text(text)
         return
     flush()
-    # -F: a text that fits is only printed; -R: letters of any language; -X: it stays on the screen
+    # -F: print short texts directly; -R: allow letters of any language; -X: keep the text on the
+    # screen
     environment = {"LESS": "FRX", "LESSCHARSET": "utf-8", **os.environ}
-    with on_signal(lambda _: None):  # Ctrl-C is for the pager
+    with on_signal(lambda _: None):  # the pager handles Ctrl-C
         subprocess.run(
             command, input=terminal_text(text, TEXT).encode(), env=environment, check=False
         )
 
 
 def print_json(value: Any) -> None:
-    """A value as strict JSON on standard output: numbers that are not finite become null."""
+    """Print a value as strict JSON: non-finite numbers become null."""
     from engine.trace.typed_json import strict_json
 
     print(json_text(strict_json(value)), flush=True)
 
 
 def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
-    """A JSON value with --json, else lines, on standard output."""
+    """Print a value with --json, else lines."""
     if args.json:
         print_json(value)
     else:
@@ -189,7 +190,7 @@ def print_report(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> 
 
 
 def in_columns(rows: Sequence[Sequence[str]], at_right: Sequence[bool]) -> Iterator[str]:
-    """Lines of a table; at_right: for each column, whether its cells end under each other."""
+    """Lines of a table; at_right: per column, whether cells are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, at_right, strict=True)
@@ -197,13 +198,13 @@ def in_columns(rows: Sequence[Sequence[str]], at_right: Sequence[bool]) -> Itera
 
 
 def json_text(value: Any) -> str:
-    """Indented JSON: what is printable is kept, all else as \\uXXXX."""
+    r"""Indented JSON: printable characters are kept, others become \uXXXX."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     return _NOT_ASCII.sub(lambda found: _json_character(found[0]), text)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The same in a file, and where it is. Raises OptionError where it cannot be written."""
+    """Write it to a file and print its path. Raises OptionError if that fails."""
     write_text(path, json_text(value) + "\n")
     tell(f"results written to {path}")
 
@@ -213,7 +214,7 @@ def _json_character(char: str) -> str:
 
 
 def tell(line: str, name: str = "draftscope: ") -> None:
-    """A line on standard error, which may be gone; after the line that a run writes."""
+    """Print a line on standard error, which may be closed; ends the line of a run first."""
     if _is_open and is_terminal(sys.stderr):
         print_text("\n")
     if sys.stderr is not None:
@@ -222,17 +223,17 @@ def tell(line: str, name: str = "draftscope: ") -> None:
 
 
 def note(line: str) -> None:
-    """Something on the side, on standard error."""
+    """Print a note on standard error."""
     tell(f"note: {line}")
 
 
 def show_progress(text: str) -> None:
-    """A line of a terminal's standard error that the next one replaces; an empty one clears it."""
+    """A line on a terminal's standard error that the next one replaces; an empty one clears it."""
     _to_terminal(f"{_CLEAR_LINE}{terminal_text(text)}")
 
 
 def show_below(text: str) -> None:
-    """The same in the line below the cursor, which stays where it is."""
+    """The same in the line below the cursor, which does not move."""
     flush()
     line = terminal_text(text)[: shutil.get_terminal_size().columns - 1]
     _to_terminal(f"{_BELOW}\x1b[K{line}{_BACK}")
@@ -240,7 +241,7 @@ def show_below(text: str) -> None:
 
 def _to_terminal(text: str) -> None:
     stream = sys.stderr.stream if isinstance(sys.stderr, _Filtered) else sys.stderr
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(OSError):  # the terminal may be closed
         print(text, end="", file=stream, flush=True)
 
 
@@ -254,13 +255,13 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def flush() -> None:
-    """Pass on what is held back of standard output."""
+    """Flush standard output."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def end() -> None:
-    """Let the interpreter find nothing to flush at its end, where failing is loud."""
+    """Flush everything, because a failure at interpreter exit would be reported."""
     try:
         flush()
     except OSError:
@@ -276,7 +277,7 @@ _AGAIN_S = 0.01
 
 
 class Interrupted(KeyboardInterrupt):
-    """A command ends because of a signal; `status` is what shells give such an end."""
+    """Ends a command after a signal; `status` is the exit status that shells use for it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -284,13 +285,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupt(number: int) -> None:
-    """Raise Interrupted wherever the program is; an `act` for `on_signal`."""
+    """Raise Interrupted in the main thread; an `act` for `on_signal`."""
     raise Interrupted(number)
 
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """A signal that comes while the body writes what was recorded ends the command after it."""
+    """Defer signals while the body writes what was recorded."""
     came: list[int] = []
     with on_signal(came.append):
         yield
@@ -300,10 +301,10 @@ def signals_wait() -> Iterator[None]:
 
 @contextmanager
 def on_signal(act: Callable[[int], None]) -> Iterator[None]:
-    """Call `act` with the first of SIGNALS that comes; a second one ends the process at once.
+    """Call `act` on the first of SIGNALS; a second one ends the process at once.
 
-    What is ignored stays ignored, as under nohup. Without effect outside the main thread. A signal
-    that comes where nothing can be raised, as while an object is taken away, comes again.
+    Ignored signals stay ignored, as under nohup. No effect outside the main thread. A signal that
+    arrives where nothing can be raised, as in a finaliser, is sent again.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -311,7 +312,7 @@ def on_signal(act: Callable[[int], None]) -> Iterator[None]:
         before = {n: handler for n, handler in found.items() if handler != signal.SIG_IGN}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for each in before:  # even inside a long forward pass, where no Python code runs
+        for each in before:  # even during a long forward pass, while no Python code runs
             signal.signal(each, signal.SIG_DFL)
         act(number)
 

@@ -1,6 +1,6 @@
-"""The argument parser of all commands: a short and a full help, errors that name the remedy.
+"""The argument parser of all commands: short and full help, errors with a remedy.
 
-Options and commands of llama.cpp, vLLM and SGLang are known by their names in llama.cpp's
+Options and commands of llama.cpp, vLLM and SGLang are recognised by their names in llama.cpp's
 common/arg.cpp and in the engine arguments of vLLM and SGLang.
 """
 
@@ -34,19 +34,19 @@ KINDS = {
     }
     for command in ("bench",)
 }
-"""Subcommands of subcommands: a module of its own each."""
+"""Subcommands with kinds, which have a module each."""
 
 
 def module_of(subcommand: str) -> str:
-    """The module that runs a subcommand or a kind of it, by default the first one, or the window
-    for none."""
+    """The module of a subcommand or of a kind of it, by default the first one; the window for
+    none."""
     kind = f" {next(iter(KINDS[subcommand]))}" if subcommand in KINDS else ""
     name = f"{subcommand}{kind}".replace("-", "_").replace(" ", "_") or "launch"
     return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
 
 
 def first_options(subcommand: str) -> list[str]:
-    """The ten options of a long command that people use first; --help shows these alone."""
+    """The most used options of a long command, which --help is limited to."""
     return page(module_of(subcommand).rpartition(".")[2])[-1]
 
 
@@ -68,7 +68,7 @@ class _FullHelp(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Takes `--option=--` for what it says; argparse would drop the dashes and leave a list.
+    """Takes `--option=--` literally; argparse would drop the dashes and give a list.
 
     first: option strings that --help is limited to; empty for all.
     """
@@ -77,7 +77,9 @@ class _Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if action.type is not None and "" in arg_strings:  # an empty path is the folder in use
+        if (
+            action.type is not None and "" in arg_strings
+        ):  # an empty path would be the current folder
             raise argparse.ArgumentError(action, "its value is empty")
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")
@@ -86,7 +88,7 @@ class _Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does, with the words kept for the error."""
+        """Like argparse; also keeps the words for error messages."""
         self._words = list(args or ())
         if "-fa" not in self._option_string_actions and any(
             pair in _FLASH for pair in pairwise(self._words)
@@ -95,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_intermixed_args(args, namespace)
 
     def format_help(self) -> str:
-        """The help: all options in their groups, or the first ones alone."""
+        """The help: all options in their groups, or only the first ones."""
         if not self.first:
             return super().format_help()
         of = self._option_string_actions
@@ -112,7 +114,7 @@ class _Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
-        """One line, whatever the message quotes, and what to write instead where that is known."""
+        """Exit with one line, whatever the message quotes, and the right spelling if known."""
         self.print_usage(sys.stderr)
         tell(
             f"error: {' '.join(self._elsewhere()) or self._with_nearest(message)}", f"{self.prog}: "
@@ -120,7 +122,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2)
 
     def _given(self) -> Iterator[str]:
-        """The names of the options that were given and that this parser lacks."""
+        """Names of given options that this parser does not have."""
         for word in self._words:
             if word == "--":
                 return
@@ -129,7 +131,7 @@ class _Parser(argparse.ArgumentParser):
                 yield name
 
     def _elsewhere(self) -> Iterator[str]:
-        """A sentence for each option of another engine that was given."""
+        """A sentence for each given option of another engine."""
         for name in dict.fromkeys(self._given()):
             found = elsewhere()[0].get(name)
             if found is None:
@@ -142,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
                 yield f"{name} is {found} here, which {self.prog} does not take."
 
     def _with_nearest(self, message: str) -> str:
-        """The message, with the option or kind that was most likely meant."""
+        """The message, with the most similar option or kind."""
         kinds = KINDS.get(self.prog.rpartition(" ")[2], {})
         for name in self._given():
             if (kind := name.lstrip("-").removeprefix("write-")) in kinds:
@@ -190,7 +192,7 @@ def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def unknown_command(word: str) -> str:
-    """What to write in place of a word that is neither a file nor a subcommand, as a remedy."""
+    """A remedy for a word that is neither a file nor a subcommand."""
     if found := elsewhere()[1].get(word):
         return found
     if word in SUBCOMMANDS:
@@ -202,7 +204,7 @@ def unknown_command(word: str) -> str:
 
 @functools.cache
 def elsewhere() -> tuple[dict[str, str], dict[str, str]]:
-    """Options, and commands, of other engines by name: what to write here, or why there is none."""
+    """Options and commands of other engines by name: the equivalent here, or why there is none."""
     import tomllib
 
     from resources import ROOT

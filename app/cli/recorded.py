@@ -1,4 +1,4 @@
-"""Work in rounds whose trace is exported at its end, however it ends, and what is said of it:
+"""Recorded work: rounds whose trace is exported at the end, whatever happens, and its output:
 findings, --report and --markdown."""
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 _CONTENT_S = 1.0
-"""How long an export waits for the hash of the tensors, seconds."""
+"""Longest wait of an export for the tensor hash, seconds."""
 _LATE = ", without the hash of the tensors, which takes longer"
 
 
 def check_trace_folder(folder: Path | None) -> None:
-    """Refuse a --trace folder that cannot be written, before anything is computed for it.
+    """Refuse a --trace folder that cannot be written, before any work is done.
 
-    Raises OptionError for one that holds something else too.
+    Raises OptionError for a folder with other contents too.
     """
     check_folder(folder, "--trace", check_export)
 
 
 def check_folder(folder: Path | None, option: str, check: Callable[[Path], None]) -> None:
-    """The same for the folder of any option, by what raises OSError or TraceFileError for it."""
+    """The same for the folder of any option; check raises OSError or TraceFileError for it."""
     if folder is None:
         return
     try:
@@ -52,7 +52,7 @@ def check_folder(folder: Path | None, option: str, check: Callable[[Path], None]
     except (OSError, ValueError) as error:
         shown = f"{option} {str(folder)[:80]}"
         raise unwritable(shown, error, "Name another folder.") from error
-    except TraceFileError as error:  # an argument that cannot be, like any other
+    except TraceFileError as error:  # an invalid argument, like any other
         raise OptionError(error.message, error.remedy) from error
 
 
@@ -63,11 +63,11 @@ def record(
     content: ContentHash | None = None,
     show: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `advance` until it returns False and `show` after each time; then stop and export.
+    """Call `advance` until it returns False, and `show` after each call; then stop and export.
 
-    After an error the trace is exported too. A signal ends the work between two rounds, then
-    the trace is exported and Interrupted raised. content: of the model, for the export; its hash
-    starts once tokens come.
+    The trace is also exported after an error. A signal ends the work between two rounds; the trace
+    is exported and Interrupted raised. content: the model's tensor hash for the export, started
+    with the first token.
     """
     if folder is not None and content is not None:
         content.start(lambda: job.done or any(getattr(job, "emitted", ())))
@@ -87,7 +87,7 @@ def record(
 
 
 def keep_capture(run: ObservedRun, path: Path) -> None:
-    """Write what was sent to a server and what came back, and tell where. Raises TraceFileError."""
+    """Write the requests to a server and its replies, and print the path. Raises TraceFileError."""
     from engine.observe.files.capture import capture_of, write_capture
 
     write_capture(path, capture_of(run, path.name.split(".")[0]))
@@ -102,8 +102,8 @@ def export(trace: TraceStore, folder: Path, content: ContentHash | None = None) 
 
 
 def finding_lines(trace: TraceStore, run_id: int | None = None) -> Iterator[str]:
-    """A line per finding: severity, rule, where, message; suggestion, for a first cause. What
-    follows from it is indented below. run_id: of that run alone."""
+    """A line per finding: severity, rule, place, message; for a root cause also the suggestion.
+    Consequences are indented below. run_id: of that run alone."""
     for cause, following in with_consequences(_recorded(trace, run_id)):
         yield f"{_line(trace, cause)} {cause.suggestion}"
         for finding in following:
@@ -115,8 +115,8 @@ def _recorded(trace: TraceStore, run_id: int | None) -> list[Finding]:
 
 
 def findings_json(trace: TraceStore, run_id: int | None = None) -> list[dict[str, Any]]:
-    """The findings as JSON objects, each with the name of its lane, null outside comparisons, and
-    the rule of the first cause that it follows from, null for such a cause. run_id: as above."""
+    """The findings as JSON objects, with the lane's name, null outside comparisons, and the rule of
+    the root cause, null for a root cause. run_id: as above."""
     found = _recorded(trace, run_id)
     cause_of = {
         id(one): cause.rule for cause, following in with_consequences(found) for one in following
@@ -146,15 +146,15 @@ def _place(trace: TraceStore, finding: Finding) -> Iterator[str]:
 
 
 def check_report(args: argparse.Namespace) -> None:
-    """Refuse two ways to print. Raises OptionError."""
+    """Refuse two output formats. Raises OptionError."""
     if args.markdown and args.json:
         raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
 
 
 def deliver_report(args: argparse.Namespace, make: Callable[[list[str]], Report]) -> bool:
-    """Write and print the report as far as it is asked for; whether it was printed.
+    """Write and print the report if requested; returns whether it was printed.
 
-    make: gives the report on what was done by the command that these words are.
+    make: makes the report from the words of the command line.
     """
     if args.report is None and not args.markdown:
         return False

@@ -1,4 +1,4 @@
-"""`draftscope rescore`: the tokens of any engine's run judged again by this one."""
+"""`draftscope rescore`: the tokens of any engine's run judged by this one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from engine.trace.facts import RescoredSequence
 
 _SAME = 0.0005
-"""Between two expected shares that are printed as one."""
+"""Expected rates closer than this are printed as one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_identity(args: argparse.Namespace) -> None:
-    """Refuse what only a server can be asked with. Raises OptionError."""
+    """Refuse options that only apply to a server. Raises OptionError."""
     if args.server is None:
         refuse_given(args, "--server URL", "--probe", "+connection")
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def opened_trace(path: Path) -> TraceStore:
-    """The trace in a folder, or what a file of another engine holds."""
+    """The trace in a folder, or the contents of another engine's file."""
     from engine.observe.files.importing import import_file
     from engine.trace.reopen import find_trace, open_trace
 
@@ -87,7 +87,7 @@ def opened_trace(path: Path) -> TraceStore:
 
 
 def runs_with_text(store: TraceStore, path: Path, *, with_tokens: bool = True) -> list[int]:
-    """Runs that emitted tokens, or of which at least a text is known."""
+    """Runs with emitted tokens, or at least a known text."""
     found = [
         run
         for run, facts in store.runs.items()
@@ -102,7 +102,7 @@ def runs_with_text(store: TraceStore, path: Path, *, with_tokens: bool = True) -
 def rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_id: int
 ) -> Rescored:
-    """One run re-scored as the arguments allow. Raises as rescore does."""
+    """Rescore one run according to the arguments. Raises like rescore."""
     from engine.observe.rescoring.identity import identify
     from engine.observe.rescoring.rescore import rescore
 
@@ -125,7 +125,7 @@ def rescored(
 def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
-    """Of several runs, those that can be; a note says why the others cannot."""
+    """Rescore those runs that allow it; a note says why others do not."""
     from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)
@@ -140,7 +140,7 @@ def _all_rescored(
 
 
 def lines(found: Rescored) -> Iterator[str]:
-    """What came of a run, a line for each sequence."""
+    """The result of a run, one line per sequence."""
     noise = "" if found.noise is None else f", rounding moves gaps by up to {found.noise:.2g}"
     yield (
         f"run {found.run_id}: {counted(found.n_tokens, 'token')} re-scored, compute "

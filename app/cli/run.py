@@ -1,5 +1,5 @@
-"""`draftscope run`: a session without a window; with --turns a conversation, turn by turn, with
-what each turn took from memory."""
+"""`draftscope run`: a session without a window; with --turns a conversation, with the prompt reuse
+of each turn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode all prompts; whatever was recorded is exported, also after an error or a signal."""
+    """Decode all prompts; what was recorded is exported, also after an error or a signal."""
     target = target_path(args)
     if args.spec_draft_model and args.spec_type is None:
         args.spec_type = tuple(draft_paths(args))
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _fork(args: argparse.Namespace) -> Fork:
-    """Where the arguments go on from; its compute mode and threads where none are given. Raises
+    """The fork point from the arguments, with its compute mode and threads as defaults. Raises
     OptionError and TraceFileError."""
     from engine.trace.reopen import open_trace
 
@@ -160,8 +160,8 @@ def _fork(args: argparse.Namespace) -> Fork:
 
 
 def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
-    """The files that draft, of those drafters that are in use. Raises OptionError for a drafter
-    without its file and for a file of -md that none of them uses, and what draft_paths raises."""
+    """Files of the drafters in use. Raises OptionError for a drafter without its file and for an
+    unused file of -md, and like draft_paths."""
     there, types = draft_paths(args), options.spec.types
     if drafts_by_mtp(types) and "draft-mtp" not in there and "draft-simple" in there:
         with GgufFile.open(there["draft-simple"]) as file:
@@ -182,7 +182,7 @@ def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
 
 
 def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource) -> Prompt:
-    """A prompt as the arguments give it. Raises OptionError for --chat without a template."""
+    """A prompt from the arguments. Raises OptionError for --chat without a template."""
     if isinstance(source, tuple):
         return Prompt(source, session.tokenizer.decode(source, special=True))
     values = args.chat_template_kwargs if args.chat else None
@@ -190,8 +190,8 @@ def make_prompt(session: Session, args: argparse.Namespace, source: PromptSource
 
 
 class _Stream:
-    """Prints a prompt, and its continuation as the rounds bring it; where there are colours with
-    the drafts that were not accepted in place, elsewhere the text alone."""
+    """Prints a prompt, and its continuation round by round; with colours also rejected drafts at
+    their place, otherwise the text alone."""
 
     def __init__(
         self, trace: TraceStore, run_id: int, session: Session, prompt: str, seq_id: int = 0
@@ -222,7 +222,7 @@ class _Stream:
         return self._decoder.push(token)
 
     def end(self) -> None:
-        """Print what is left of an unfinished character, and an empty line."""
+        """Print the rest of an incomplete character, and an empty line."""
         print_text(self._decoder.flush())
         end_text()
 
@@ -257,7 +257,7 @@ _LONGEST_TITLE = 60
 def run_turns(
     args: argparse.Namespace, options: RunOptions, target: Path, drafts: list[Path]
 ) -> int:
-    """Hold the conversation of the file; what was recorded is exported, also after an error."""
+    """Run the conversation of the file; what was recorded is exported, also after an error."""
     for given, name in (
         (args.sources, "A prompt"),
         (args.report, "--report"),
@@ -298,7 +298,7 @@ def run_turns(
     finally:
         if args.trace is not None and trace.runs:
             with signals_wait():
-                for run_id in trace.runs:  # a signal may come before a turn is held
+                for run_id in trace.runs:  # a signal may come before the first turn
                     TraceWriter(trace, run_id).end(["stopped"])
                 export(trace, args.trace, session.content)
     turns = list(conversation.tree.turns.values())
@@ -347,7 +347,7 @@ def _turn_lines(turn: Turn, trace: TraceStore) -> Iterator[str]:
 
 
 def turn_facts(turn: Turn) -> Iterator[str]:
-    """What a turn reused, processed and saved, in lines."""
+    """What a turn reused, processed and saved, as lines."""
     record = turn.record
     if record is None:
         yield "no prompt cache: all of the prompt was processed"

@@ -1,7 +1,7 @@
-"""What the arguments of subcommands that decode say: options of the engine, and what is refused.
+"""Arguments of decoding subcommands: options of the engine, and refusals.
 
-What decides the tokens and the cost of a run describes itself in engine.options; names and
-defaults are llama.cpp's wherever it has them. app.cli.option_lines makes arguments of it.
+Options that determine tokens and cost of a run are described in engine.options; names and defaults
+are llama.cpp's wherever it has them. app.cli.option_lines makes arguments of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine.options.faults import notes_on
 from engine.trace.records import GHOST_KINDS
 
 PromptSource = str | tuple[int, ...]
-"""A prompt as given: text, or token ids."""
+"""A prompt: text, or token ids."""
 
 
 def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
-    """Options of a run with those in place of its own that the command line names. Raises
-    OptionError for a value out of range."""
+    """Options of a run, overridden by those on the command line. Raises OptionError for a value out
+    of range."""
     values = {}
     for one in options_in(RunOptions):
         value: Any = start
@@ -39,15 +39,15 @@ def given_options(args: argparse.Namespace, start: RunOptions) -> RunOptions:
 
 
 def run_options(args: argparse.Namespace) -> RunOptions:
-    """The options as the engine takes them. Raises OptionError for a value out of range."""
+    """The options for the engine. Raises OptionError for a value out of range."""
     types: tuple[str, ...] = args.spec_type or ()
-    if args.spec_default and args.spec_type != ():  # `none` wins over it
+    if args.spec_default and args.spec_type != ():  # `none` overrides it
         types = tuple(dict.fromkeys((*types, "ngram-mod")))
     return options_from(argparse.Namespace(**{**vars(args), "spec_type": types}), RunOptions)
 
 
 def cache_options(args: argparse.Namespace) -> CacheOptions | None:
-    """The options as the engine takes them, None without a cache. Raises OptionError."""
+    """The prompt cache options, None without a cache. Raises OptionError."""
     if args.cache_prompt is False:
         refuse_given(args, "a prompt cache", "@engine.options.CacheOptions")
         return None
@@ -75,8 +75,8 @@ _T = TypeVar("_T")
 
 
 def options_from(args: argparse.Namespace, kind: type[_T]) -> _T:
-    """A dataclass of options from what was given; options that the parser lacks, or that were not
-    given, keep their defaults. Raises OptionError for a value out of range."""
+    """A dataclass of options from the arguments; options that are missing or not given keep their
+    defaults. Raises OptionError for a value out of range."""
     values: dict[tuple[str, ...], Any] = {}
     for one in options_in(kind):
         value = getattr(args, one.option.dest, None)
@@ -85,7 +85,7 @@ def options_from(args: argparse.Namespace, kind: type[_T]) -> _T:
     return build(kind, values)
 
 
-# middle tones of the 256 colours, legible on light and on dark: 32 blue, 166 vermilion, 244 grey
+# middle tones of the 256 colours, legible on light and dark: 32 blue, 166 vermilion, 244 grey
 _STYLES = {
     "accepted": "4;38;5;32",  # underlined
     "rejected": "9;38;5;166",  # struck out
@@ -97,7 +97,7 @@ _STYLES = {
 
 
 def styled(text: str, kind: str) -> tuple[str, str]:
-    """A piece for `print_texts`. A draft that was not accepted stays on its line."""
+    """A piece for `print_texts`. A rejected draft stays on its line."""
     if kind in GHOST_KINDS:
         text = text.replace("\n", "↵").replace("\t", "→")
     return text, _STYLES.get(kind, "")

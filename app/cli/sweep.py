@@ -1,4 +1,4 @@
-"""`draftscope sweep`: the jobs of a plan, one after another or on a Ray cluster."""
+"""`draftscope sweep`: the jobs of a plan, in sequence or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what is left to do; exit status 1 when a job failed."""
+    """Run the remaining jobs; exit status 1 if one failed."""
     check_report(args)
     plan = _plan(args)
     if args.ray is None:

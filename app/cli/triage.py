@@ -1,4 +1,4 @@
-"""`draftscope triage`: two traces of the same prompts, where their texts part and why."""
+"""`draftscope triage`: two traces of the same prompts, where their texts diverge and why."""
 
 from __future__ import annotations
 

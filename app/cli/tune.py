@@ -1,5 +1,5 @@
-"""`draftscope tune`: which drafter, how long a draft, and whether at all, for this model, machine
-and prompts."""
+"""`draftscope tune`: whether to speculate, with which drafter and draft length, for this model,
+machine and prompts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 N_PREDICT = 64
 PLAIN = "plain"
 _SERVER_N = 512
-"""Tokens of a server's answer at most, unless -n says otherwise."""
+"""Most tokens of a server's reply, unless -n is given."""
 PAIRS = 6
 _ASKED = ("n_predict", "seed", "ignore_eos")
-"""Options of decoding that a server is measured with, too."""
+"""Decoding options that also apply to a measured server."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # without a seed the first prompts; how many tokens, a server is asked for more of
+    # without a seed the first prompts; a server is asked for more tokens
     decoding = [
         replace(one, default=N_PREDICT) if one.field == "n_predict" else one
         for one in grouped(RunOptions, "decoding")
@@ -67,11 +67,11 @@ _OF_MODELS = (
     *("--model", "-m", "--trials", "--check-simulator", "--check-grid", "--out"),
     *("+compute", "+chat", "@unasked", "@sizes", "@rollback", "+report"),
 )
-"""Options that have no effect on a server."""
+"""Options without effect on a server."""
 
 
 def _tune_server(args: argparse.Namespace) -> int:
-    """Measure a server's settings; print and write what was found."""
+    """Measure a server's settings; print and write the results."""
     from engine.experiments.tune.on_server import ServerPlan, tune_server
 
     if args.server and args.running:
@@ -114,7 +114,7 @@ def _tune_server(args: argparse.Namespace) -> int:
 
 
 def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
-    """with_texts: whether texts without and with drafts are to be the same."""
+    """with_texts: whether texts with and without drafts must be equal."""
     width = max(map(len, found.screened))
     yield f"measured once, {found.n_predict} tokens a prompt:"
     for name, (speed, rate) in found.screened.items():
@@ -135,7 +135,7 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, simulate, confirm; print and write what was found."""
+    """Record, simulate, confirm; print and write the results."""
     if args.server or args.running:
         return _tune_server(args)
     target = target_path(args)
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def text_lines(report: Report) -> Iterator[str]:
-    """A report for a terminal: headings, sentences, tables in columns; plots are left out."""
+    """A report for a terminal: headings, sentences, tables in columns; without plots."""
     yield f"{report.title}: {report.summary}"
     for section in report.sections:
         if not section.parts:
@@ -227,7 +227,8 @@ _LINE = "{:<{width}} {:>10.1f} {:>10.1f} {:>+5.1f} % {:>12.3f} {:>12.3f} {:>+5.1
 def check_simulator(
     args: argparse.Namespace, session: Session, plan: TunePlan, texts: Sequence[Prompt]
 ) -> None:
-    """Measure, print, and write where --json says. Of the drafters, those that have a floor."""
+    """Check the simulator by measurement; print, and write to --json. Covers drafters with a
+    confidence floor."""
     from engine.experiments.tune.tune import simulator_error
 
     data: dict[str, Any] = {
@@ -248,8 +249,7 @@ def check_simulator(
 
 
 def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
-    """One line for each setting, the medians of the errors, and what following the simulator would
-    have cost."""
+    """One line per setting, the median errors, and the cost of following the simulator."""
     width = max(len(one.setting.name) for one in found)
     yield _HEADS.format(drafter, width=width)
     for one in found:
@@ -275,7 +275,7 @@ def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
 
 
 def grid_lines(found: GridCheck) -> Iterator[str]:
-    """The finalists from the fastest on, and how far the recommended one is from the best."""
+    """The finalists, fastest first, and the distance of the recommended one from the best."""
     width = max(len(one.name) for one in found.finalists)
     yield f"grid of {len(found.settings)} settings; its fastest, and the recommended one, in pairs:"
     for one in sorted(found.finalists, key=lambda one: -one.median):

@@ -1,1 +1,1 @@
-"""The engine in a thread of its own: requests go in, events and the growing trace come out."""
+"""The engine thread: requests go in, events and the growing trace come out."""

@@ -1,7 +1,7 @@
-"""The window's only interface to the engine's thread.
+"""The bridge: the window's only interface to the engine thread.
 
-Jobs go to the engine's thread or get one of their own; what they change comes back to the window's
-thread. Tokens do not pass through here: the views read them from the trace store.
+Jobs go to the engine thread or get a thread of their own; their changes are applied on the window's
+thread. Tokens do not pass through here: views read them from the trace store.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from engine.machine.device import DeviceMemory
 
 CLOSE_TIMEOUT = 5.0
-"""How long closing waits for the round or the tensor in hand, seconds."""
+"""Longest wait of closing for the current round or tensor, seconds."""
 
 AnyJob = TypeVar("AnyJob", bound=EngineJob | SideJob)
 
 
 class Bridge(EngineStatus):
-    """Takes jobs and has them done. All of it belongs to the window's thread."""
+    """Accepts jobs and has them done. Used on the window's thread only."""
 
     _posted = Signal(object)  # Change
 
@@ -45,9 +45,9 @@ class Bridge(EngineStatus):
         super().__init__(parent)
         self._closed = False
         self._job: EngineJob | None = None
-        """The one that was asked for last."""
+        """The latest job."""
         self._next: EngineJob | None = None
-        """What is done when the audit that goes on has ended."""
+        """The action that follows the current audit."""
         self._run: DecodingJob | None = None
         self._side: list[SideJob] = []
         # queued even from this thread, so that handlers never run inside a request
@@ -55,8 +55,9 @@ class Bridge(EngineStatus):
         self._worker = EngineWorker(self._post, engine or LocalEngine(), servers or ServerEngine())
 
     def ask(self, job: AnyJob, then: Callable[[AnyJob], object] | None = None) -> bool:
-        """Have a job done; `then` is called with it when it has ended, unless it decodes. False if
-        it makes no sense in the present state: the actions that lead here are disabled then."""
+        """Start a job; `then` is called with it when it has ended, unless it decodes. Returns
+        False if the job is impossible in the present state; the corresponding actions are disabled
+        then."""
         if not job.may_start(self):
             return False
         job.then = then
@@ -78,7 +79,7 @@ class Bridge(EngineStatus):
         return True
 
     def cancel(self) -> None:
-        """Cancel the job that the status line shows: loading, writing or reading a trace."""
+        """Cancel the job shown in the status line: loading, writing or reading a trace."""
         if self._job is not None:
             self._job.cancelled.set()
         for job in self._side:
@@ -102,7 +103,7 @@ class Bridge(EngineStatus):
 
     @property
     def pausing(self) -> bool:
-        """Whether the run pauses after the round that goes on."""
+        """Whether the run pauses after the current round."""
         return self.state is State.RUNNING and self._run is not None and self._run.pause.is_set()
 
     def stop(self) -> None:
@@ -112,19 +113,19 @@ class Bridge(EngineStatus):
             self._worker.finish()
 
     def end_run(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """End the run and wait for its end; False if it did not come in time."""
+        """End the run and wait for its end; False on timeout."""
         if self._run is not None:
             self._run.stop.set()
         ending = self._worker.finish()
         return ending is None or bool(futures.wait([ending], timeout).done)
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
-        """End one sequence of the run that goes on before the next round; the others go on."""
+        """End one sequence of the current run before the next round; the others continue."""
         if self.has_run and run == self.live:
             self._worker.cancel_sequence(seq_id)
 
     def set_break_rules(self, rules: Sequence[BreakRule]) -> None:
-        """Pause the run after any round in which one of these rules holds."""
+        """Pause the run after any round in which one of these rules matches."""
         self._worker.set_break_rules(tuple(rules))
 
     def settle(self, state: State, memory: DeviceMemory | None = None) -> None:
@@ -133,18 +134,19 @@ class Bridge(EngineStatus):
             job, self._next = self._next, None
             self.ask(job, job.then)
         if state is State.PAUSED and self._run is not None and self._run.stop.is_set():
-            self._worker.finish()  # stop was asked for while the pause was on its way
+            self._worker.finish()  # a stop was requested while the pause was pending
 
     # -- the end ---------------------------------------------------------------------------
 
     def let_go_of_rows(self, store: TraceStore, folder: Path) -> None:
-        """Keep the rows of a trace on disk alone; its model begins a new one when it runs again."""
+        """Keep the rows of a trace on disk only; its model starts a new trace when it runs
+        again."""
         self._worker.drop(store)
         super().let_go_of_rows(store, folder)
 
     def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
-        """End all threads, an export only if it takes too long; False if the engine did not stop
-        in time. It may be called again."""
+        """End all threads, an export only on timeout; False if the engine did not stop in time. It
+        may be called again."""
         self._closed = True
         self._give_up()
         for job in self._side:
@@ -167,7 +169,7 @@ class Bridge(EngineStatus):
             self._run.stop.set()
 
     def _post(self, change: Change) -> None:
-        """From any thread, which may go on after the end."""
+        """Called from any thread, which may outlive the window."""
         if not self._closed:
             self._posted.emit(change)
 

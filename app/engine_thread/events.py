@@ -1,5 +1,4 @@
-"""Records between the window and the engine's thread: files, servers and failures out; what a
-session is asked for in."""
+"""Events and requests between the window and the engine thread."""
 
 from __future__ import annotations
 
@@ -30,16 +29,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("draftscope.worker")
 
 TraceMark = tuple[int, int]
-"""Rows of a trace and how many of its runs have ended: it is another when there is more to save."""
+"""Rows of a trace and number of its ended runs; it changes when there is more to save."""
 
 PROGRESS_PERIOD = 0.05
 """Least time between two progress events, seconds."""
 
 
 class State(enum.Enum):
-    """What the engine is doing, as far as the window needs to know. LOADING: it takes a model, or
-    measures one. AUDITING: a run has all its tokens and is compared with plain decoding, which ends
-    for whatever is asked for next."""
+    """State of the engine as the window sees it. LOADING: it loads a model, or measures one.
+    AUDITING: a finished run is compared with plain decoding, until something else is requested."""
 
     EMPTY = "no model"
     INSPECTED = "not loaded"
@@ -51,12 +49,12 @@ class State(enum.Enum):
 
 
 DraftFile = tuple[Path, str, "ModelInfo | DrafterInfo"]
-"""A file that drafts for the model, which drafter uses it, and its figures."""
+"""A drafter file, its drafter, and its figures."""
 
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """What the heads of the model files say, known before their weights are loaded."""
+    """Headers of the model files, known before their weights are loaded."""
 
     target: Path
     drafts: tuple[DraftFile, ...]
@@ -67,8 +65,8 @@ class OpenedFiles:
 
 @dataclass(frozen=True)
 class ServerConnected:
-    """A server in use. key_kept: see `app.engine_thread.serving.ServedSession`. store takes its
-    runs; it has those from when the server was in use before."""
+    """A server in use. key_kept: see `app.engine_thread.serving.ServedSession`. store: for its
+    runs, including those of earlier connections."""
 
     facts: ServerFacts
     key_kept: str
@@ -77,11 +75,11 @@ class ServerConnected:
 
 @dataclass(frozen=True)
 class ServerSeen:
-    """How the server in use is now.
+    """Current status of the server in use.
 
-    gone: one sentence once it does not answer any more, or is ANOTHER, else empty. slots: its reply
-    to /slots, None where it has none. counters: what its speculative counters have grown by since
-    the connection, by the server's names, None where it has none.
+    gone: one sentence if it does not answer, or is ANOTHER, else empty. slots: its reply to /slots,
+    None if unavailable. counters: growth of its speculative counters since the connection, by the
+    server's names, None if unavailable.
     """
 
     gone: str = ""
@@ -90,16 +88,17 @@ class ServerSeen:
 
 
 ANOTHER = "was started again, with another model or other settings."
-"""Follows the address of a server."""
+"""Appended to a server's address."""
 
 
 def mark_of(store: TraceStore) -> TraceMark:
-    """How much a trace holds now: its size (TraceStore.size) and the number of ended runs."""
+    """The present size of a trace (TraceStore.size) and its number of ended runs."""
     return store.size(), sum("stops" in facts for facts in list(store.runs.values()))
 
 
 def throttled(post: ReportProgress) -> ReportProgress:
-    """A progress function that calls another at most every PROGRESS_PERIOD, and always the end."""
+    """A progress function that calls another at most every PROGRESS_PERIOD, and always at the
+    end."""
     last = 0.0
 
     def report(done: int, total: int, phase: str) -> None:
@@ -113,9 +112,9 @@ def throttled(post: ReportProgress) -> ReportProgress:
 
 
 def failure(error: BaseException) -> DraftscopeError:
-    """What the user reads about an error that ended a piece of work."""
+    """The user-visible form of an error that ended a piece of work."""
     if isinstance(error, DraftscopeError):
-        return DraftscopeError(error.message, error.remedy)  # without what its frames hold
+        return DraftscopeError(error.message, error.remedy)  # without its frames' contents
     if isinstance(error, MemoryError):
         return DraftscopeError(
             "There is not enough memory for this.", "Close other programs and try again."
@@ -129,7 +128,7 @@ def failure(error: BaseException) -> DraftscopeError:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """Files to load, and the way out. mmap: see engine.model.loader.reader_for. options: see
+    """Files to load, and how. mmap: see engine.model.loader.reader_for. options: see
     engine.session.Session.open."""
 
     target: Path
@@ -143,14 +142,14 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The prompts and options of a run: one sequence for each text. fork: where it goes on from
-    another run, whose prompts are meant then. of: the run whose prompts are meant else, None = the
-    texts. chat: variables of the model's chat template, in which each text is wrapped as a user's
-    message; None: it is continued as it is.
+    """Prompts and options of a run: one sequence per text. fork: continues another run with its
+    prompts. of: a run whose prompts are used, None = the texts. chat: variables of the model's chat
+    template, which wraps each text as a user message; None: texts are continued as they are.
 
-    Of a comparison: lanes, next to the reference. draft_accept: right tokens of successive drafts,
-    to draft by script; () = as the options say. llama_library: a build of llama.cpp for its lanes,
-    None = an installed package."""
+    For a comparison: lanes, in addition to the reference. draft_accept: right tokens of successive
+    scripted drafts; () = as in the options. llama_library: a build of llama.cpp for its lanes, None
+    = an installed package.
+    """
 
     texts: tuple[str, ...]
     options: RunOptions
@@ -164,10 +163,10 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """A turn of a conversation of the model's trace. conversation: its number, None for a new one;
-    parent: the turn that it follows, None for a first one. text: what the user says. before: what
-    else was said in this turn, ahead of the text. cache: the first turn with others than the one
-    before finds nothing in memory."""
+    """A turn of a conversation in the model's trace. conversation: its number, None for a new one;
+    parent: the previous turn, None for a first one. text: the user's message. before: other
+    messages of this turn before the text. cache: the first turn with other options than the
+    previous one finds an empty cache."""
 
     conversation: int | None
     parent: int | None
@@ -179,20 +178,21 @@ class TurnRequest:
 
 
 class Decoding(Protocol):
-    """A run or a comparison in progress, which can be paused or ended between two rounds."""
+    """A run or comparison in progress, which can be paused or ended between rounds."""
 
     @property
     def run_id(self) -> int:
-        """The run that it writes in the trace; of a comparison, that of the reference lane."""
+        """Its run in the trace; for a comparison, that of the reference lane."""
 
     def step(self) -> bool:
-        """Do one round. False when no round is left."""
+        """Do one round. Returns False when no round is left."""
 
     def advance(self) -> bool:
-        """Do rounds until the trace is to be looked at again. False when no round is left."""
+        """Do rounds until the trace should be displayed again. Returns False when no round is
+        left."""
 
     def cancel(self, seq_id: int) -> None:
-        """End one sequence; the others go on. Raises OptionError where that cannot be."""
+        """End one sequence; the others continue. Raises OptionError if that is impossible."""
 
     def stop(self) -> None:
-        """End it now; recorded rows stay. Ignored once it has ended."""
+        """End it now; recorded rows stay. Ignored after the end."""

@@ -1,5 +1,5 @@
-"""Feed of the views: it brings the trace to them, by one timer and only when there is something
-new. A pacer limits how often a view does slow work, so that painting and the engine keep theirs."""
+"""The feed of views: notifies them of new trace rows, by one timer. A pacer limits how often slow
+work is done, so that painting and the engine keep their time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from app.trace_models.run_rows import MOST_OVERLAID, Position, RunOverlay, RunRa
 from engine.trace.run_ref import RunRef
 
 PACED_SHARE = 0.015
-"""Of the thread's time, for one kind of work: what the window takes, the engine lacks."""
+"""Share of the thread's time for one kind of work; the engine competes for the GIL."""
 _LONGEST_MS = 1000
 
 
 def timer(
     parent: QObject, does: Callable[[], object], ms: int = 0, *, once: bool = False
 ) -> QTimer:
-    """A timer that is not started. once: it ends with its first call. ms: between two calls, 0 for
-    what start() is given."""
+    """A timer, not started. once: single shot. ms: interval, 0 for the argument of start()."""
     found = QTimer(parent)
     found.setInterval(ms)
     found.setSingleShot(once)
@@ -32,10 +31,10 @@ def timer(
 
 
 class Pacer(QObject):
-    """Calls a function when asked, but no more often than every `period_ms`, nor so often that it
-    would take more than its PACED_SHARE of the time (as long as it is called once a second).
+    """Calls a function on request, but at most every `period_ms`, and within PACED_SHARE of the
+    time (unless it is called less than once a second).
 
-    The first call happens at once; what is asked for too early happens when the time has come.
+    The first call happens at once; early requests are deferred.
     """
 
     def __init__(self, work: Callable[[], None], period_ms: int, parent: QObject) -> None:
@@ -63,15 +62,15 @@ class Pacer(QObject):
         self._work()
         self._since.start()
         self._count()
-        self._painted.start(0)  # which comes after the painting of what has changed
+        self._painted.start(0)  # runs after the painting of what has changed
 
     def _count(self) -> None:
-        """Set the time to the next call by what this one has taken by now."""
+        """Set the time of the next call from this one's duration so far."""
         cost = 1e3 * (time.thread_time() - self._begun)
         self._wait = max(self._period, round(min(cost / PACED_SHARE, _LONGEST_MS)))
 
     def stop(self) -> None:
-        """Forget what was asked for; the next call happens at once."""
+        """Drop pending requests; the next call happens at once."""
         self._timer.stop()
         self._painted.stop()
         self._since.invalidate()
@@ -80,14 +79,14 @@ class Pacer(QObject):
 FRAME_MS = 33
 SLOWEST_FRAME_MS = 400
 SHARE = 0.02
-"""Part of its time that the window's thread may compute before frames come more slowly: what it
-takes, the engine lacks, for both are Python."""
+"""Share of its time that the window's thread may compute before frames become rarer; the engine
+competes for the GIL."""
 NUMBERS_S = 0.4
-"""Seconds between two changes of the figures; faster they cannot be read."""
+"""Seconds between two updates of figures; faster ones are unreadable."""
 
 
 class TraceView(Protocol):
-    """A view that shows a run of the trace, all of it by now, and can be refreshed as it grows."""
+    """A view that shows a run of the trace, complete up to now, and can be refreshed."""
 
     def show_run(self, run: RunRef | None) -> None: ...
 
@@ -97,12 +96,12 @@ class TraceView(Protocol):
 
 
 def _parent(run: RunRef) -> RunRef | None:
-    """The run that a fork goes on from."""
+    """The run that a fork continues."""
     return run.sibling(run.facts.fork.parent) if run.facts.fork else None
 
 
 class Feed(QObject):
-    """Refreshes views while it is running, and shares the position among them."""
+    """Refreshes views while it is running, and shares the cursor among them."""
 
     numbers_changed = Signal(object)  # LiveNumbers
     overlay_changed = Signal(object)  # RunOverlay or None
@@ -125,16 +124,16 @@ class Feed(QObject):
         self._painted = timer(self, self._pace, once=True)
 
     def add(self, views: Sequence[TraceView]) -> None:
-        """Refresh these views too, and show them the run and the position on show."""
+        """Add views, and show them the current run and position."""
         self._views.extend(views)
         for view in views if self.run is not None else ():
             view.show_run(self.run)
             view.set_cursor(self.cursor)
 
     def show_run(self, run: RunRef | None) -> None:
-        """From now on the views show this run, or nothing. Overlaid runs of the same trace stay
-        over it; if it is one of them, the two change places, of whatever traces they are. Over a
-        fork is its parent at first, which goes with it."""
+        """Show this run in the views, or nothing. Overlaid runs of the same trace stay; if it is
+        one of them, the two change places, whatever their traces. A fork starts with its parent as
+        overlay, which is removed with it."""
         shown, runs = self.run, self.overlaid
         kept = [shown if one == run else one for one in runs]
         if run not in runs:
@@ -145,7 +144,7 @@ class Feed(QObject):
         self._send_overlay(None)
         self.set_range(None)
         self.run, self.cursor = run, None
-        self._size_shown = -1 if run is None else run.store.size()  # what joins it now is a tick's
+        self._size_shown = -1 if run is None else run.store.size()  # later rows belong to a tick
         for view in self._views:
             view.show_run(run)
         self._lay_over([one for one in kept if one is not None])
@@ -154,17 +153,16 @@ class Feed(QObject):
 
     @property
     def overlaid(self) -> list[RunRef]:
-        """The runs over the one on show, the one that is compared with it first."""
+        """The overlaid runs, the compared one first."""
         return [] if self.overlay is None else [one.run for one in self.overlay.every]
 
     def set_overlay(self, run: RunRef | None) -> None:
-        """Lay this run alone over the one on show; None takes all off, and so does the run on show
-        itself."""
+        """Overlay only this run; None or the run on show removes all overlays."""
         self._lay_over([] if run is None else [run])
 
     def add_overlay(self, run: RunRef) -> None:
-        """Lay one more run over the one on show, which is then compared with it; the oldest of too
-        many goes."""
+        """Overlay one more run, which is then the compared one; the oldest of too many is
+        removed."""
         others = [one for one in self.overlaid if one != run]
         self._lay_over([run, *others][:MOST_OVERLAID])
 
@@ -180,7 +178,7 @@ class Feed(QObject):
         self._timer.start(FRAME_MS)
 
     def stop(self) -> None:
-        """Refresh a last time, then rest."""
+        """Refresh a last time, then stop."""
         self._timer.stop()
         self.refresh()
 
@@ -196,7 +194,7 @@ class Feed(QObject):
         self.tell_numbers()
 
     def select_run(self, run: RunRef) -> None:
-        """Show another lane of the same comparison, and the cursor at the same place of it."""
+        """Show another lane of the same comparison, with the cursor at the same place."""
         cursor = self.cursor
         if run != self.run:
             self.show_run(run)
@@ -204,7 +202,7 @@ class Feed(QObject):
                 self.move_cursor(replace(cursor, run=run))
 
     def move_cursor(self, position: Position | None) -> None:
-        """Show a position in every view, and its run if another is on show; None clears it."""
+        """Show a position in every view, switching to its run; None clears it."""
         if position is not None and position.run != self.run:
             self.show_run(position.run)
         self.cursor = position
@@ -213,8 +211,7 @@ class Feed(QObject):
             view.set_cursor(position)
 
     def set_range(self, chosen: RunRange | None) -> None:
-        """Make a range of rounds the subject, of the run on show or another one; None: the position
-        again."""
+        """Select a range of rounds of any run; None: back to the position."""
         if chosen is not None and chosen.run != self.run:
             self.show_run(chosen.run)
         if chosen != self._range:
@@ -226,7 +223,7 @@ class Feed(QObject):
         if self.run is None or self.run.store.size() == self._size_shown:
             return
         self._begun = time.thread_time()
-        self._painted.start(0)  # which comes after the painting of what has changed
+        self._painted.start(0)  # runs after the painting of what has changed
         self._size_shown = self.run.store.size()
         for view in self._views:
             view.refresh()
@@ -239,7 +236,7 @@ class Feed(QObject):
             self.overlay_changed.emit(overlay)
 
     def _pace(self) -> None:
-        """Set the time to the next frame by the CPU time of this one, painting included."""
+        """Set the time of the next frame from this one's CPU time, painting included."""
         wanted = 1e3 * (time.thread_time() - self._begun) / SHARE
         self._timer.setInterval(round(min(max(wanted, FRAME_MS), SLOWEST_FRAME_MS)))
 

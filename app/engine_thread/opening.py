@@ -1,4 +1,4 @@
-"""How the engine's thread gets at models and comparisons; torch is first imported here."""
+"""Local engine: models and comparisons in this process; the first import of torch is here."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 def inspect_files(request: OpenRequest) -> OpenedFiles:
-    """Read the metadata of the files; no tensor data is touched and torch is not imported. Of
-    files for one drafter the last counts."""
+    """Read the metadata of the files, without tensor data and without torch. The last of several
+    files for one drafter counts."""
     from engine.gguf.file import GgufFile
     from engine.model.drafters.config import describe_draft
     from engine.model.info import describe
@@ -59,8 +59,8 @@ def inspect_files(request: OpenRequest) -> OpenedFiles:
 
 
 def open_engine(request: OpenRequest, progress: ReportProgress) -> Session:
-    """`Session.open`, and threads as the model needs them; those in use stay if it cannot be
-    opened."""
+    """`Session.open`, with the threads that suit the model; the current ones stay if opening
+    fails."""
     first = "torch" not in sys.modules
     progress(0, 1, "starting torch")
 
@@ -68,7 +68,7 @@ def open_engine(request: OpenRequest, progress: ReportProgress) -> Session:
     from engine.threads import choose_threads, temporary_threads
 
     if first:
-        gc.freeze()  # 170,000 objects that stay: a full collection takes 5 instead of 130 ms
+        gc.freeze()  # 170,000 permanent objects: a full collection then takes 5 instead of 130 ms
     with temporary_threads():
         session = Session.open(
             request.target,
@@ -85,7 +85,7 @@ def open_engine(request: OpenRequest, progress: ReportProgress) -> Session:
 
 
 def devices() -> dict[str, str]:
-    """See engine.machine.device.cuda_devices; empty as long as torch has not been started."""
+    """See engine.machine.device.cuda_devices; empty until torch is imported."""
     if "torch" not in sys.modules:
         return {}
     from engine.machine.device import cuda_devices
@@ -113,7 +113,7 @@ class LocalEngine:
 
 
 class LocalSession:
-    """An engine's Session as the window uses it. target: the file that it was opened from."""
+    """An engine's Session as the window uses it. target: the file it was opened from."""
 
     def __init__(self, session: Session, target: Path) -> None:
         from engine.run_checkpoints import RunCheckpoints
@@ -122,7 +122,7 @@ class LocalSession:
         self._cache: PromptCache | None = None
         self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
-        """Conversations by their trace, number, and how they become prompts."""
+        """Conversations by trace and number, and their prompt formatting."""
 
     @property
     def compute(self) -> str:
@@ -130,7 +130,8 @@ class LocalSession:
 
     @property
     def memory(self) -> DeviceMemory:
-        """See engine.machine.device.device_memory; threads too, if they were chosen by a trial."""
+        """See engine.machine.device.device_memory; includes threads if they were chosen by a
+        trial."""
         from engine.machine.device import device_memory
         from engine.threads import chosen_by
 
@@ -138,11 +139,11 @@ class LocalSession:
         return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
 
     def has(self, target: Path) -> bool:
-        """Whether it is of a file as that is now."""
+        """Whether it is of this file in its current version."""
         return self.target == target and not self.engine_session.files.changed
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
-        """Begin a run, one sequence for each text."""
+        """Start a run, one sequence per text."""
         from engine.audit.run_audit import audit_of, note_why_not
 
         options, fork = request.options, request.fork
@@ -160,7 +161,7 @@ class LocalSession:
         return run
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
-        """Begin a turn; all conversations share what memory holds, as on a server."""
+        """Start a turn; all conversations share the prompt cache, as on a server."""
         from engine.audit.run_audit import audit_of, note_why_not
         from engine.conversation.conversation import Conversation, Rendering
         from engine.decode.held_sequences import PromptCache
@@ -190,7 +191,7 @@ class LocalSession:
         return turn
 
     def play(self, script: MemoryScript, policy: str, trace: TraceStore) -> Decoding:
-        """Begin a script of memory operations."""
+        """Start a memory script."""
         from engine.compare.memory_engine import play_script
 
         first = len(trace.runs)
@@ -199,7 +200,7 @@ class LocalSession:
     def check_rollback(
         self, library: Path | None, gates: tuple[GateOptions, ...], trace: TraceStore
     ) -> Decoding:
-        """Begin the checks of a build of llama.cpp."""
+        """Start the checks of a llama.cpp build."""
         from engine.compare.memory_script_parser import memory_scripts
         from engine.compare.rollback_check import RollbackChecks
 
@@ -208,7 +209,7 @@ class LocalSession:
         return DecodingLanes(checks, first)
 
     def compare(self, request: RunRequest, trace: TraceStore) -> Decoding:
-        """Begin a comparison on the prompts, as many side by side as the options allow."""
+        """Start a comparison on the prompts, as many in parallel as the options allow."""
         from engine.compare.comparison import Comparison
 
         first = len(trace.runs)
@@ -232,7 +233,7 @@ class LocalSession:
         del self.engine_session
 
     def _learn_content(self, decoding: Run | Comparison | TurnRun) -> None:
-        """Hash the tensors next to the run, but not in front of its first token."""
+        """Hash the tensors during the run, but not before its first token."""
         if self.engine_session.content is not None:
             self.engine_session.content.start(lambda: decoding.done or any(decoding.emitted))
 
@@ -255,7 +256,7 @@ class DecodingLanes:
         return self._comparison.step()
 
     def advance(self) -> bool:
-        """The same as `step`: a round of all lanes takes long enough between two looks."""
+        """Like `step`: a round of all lanes takes long enough."""
         return self._comparison.step()
 
     def cancel(self, seq_id: int) -> None:

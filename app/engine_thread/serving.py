@@ -1,4 +1,4 @@
-"""How the engine's thread gets at servers; what talks to networks is first imported here."""
+"""Server engine: servers as sessions; the first import of networking is here."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from engine.observe.server.client import ServerClient
 
 LOOK_S = 2.0
-"""Time between two looks at a server, seconds."""
+"""Interval between status requests to a server, seconds."""
 _PATIENCE_S = 0.5
 
 
 class ServerEngine:
-    """llama-servers. look_s: time between two looks at one that is in use, seconds."""
+    """llama-servers. look_s: interval between status requests to the one in use, seconds."""
 
     def __init__(self, look_s: float = LOOK_S) -> None:
         self._look_s = look_s
         self._keys: dict[str, str] = {}
-        """Of this session, by address, where there is no keyring."""
+        """Of this session, by address, if there is no keyring."""
 
     def connect(
         self,
@@ -48,15 +48,15 @@ class ServerEngine:
         timeout: float | None = None,
         model: str = "",
     ) -> ServedSession:
-        """Wait until the server serves; raises Cancelled once `cancelled` is set. The key that was
-        given is kept once the server has taken it.
+        """Wait until the server is ready; raises Cancelled once `cancelled` is set. A given key is
+        stored once the server has accepted it.
 
-        key: empty for the one that was kept, if any. log: the file that the server writes, to be
-        joined with what it says. timeout: of its replies, seconds; None for the default. model:
-        which of its models, empty where it need not be said.
+        key: empty for the stored one, if any. log: the server's log file, to be combined with its
+        replies. timeout: of its replies, seconds; None for the default. model: one of its models,
+        empty if there is no choice.
 
-        see: is called with how the server is, on any thread, until the session is closed. wait:
-        with a sentence on what a run waits for at the server, empty once it no longer does.
+        see: called with the server's status, on any thread, until the session is closed. wait:
+        called with a sentence on what a run waits for at the server, empty when the wait ends.
         """
         from engine.observe.server.client import ServerClient
         from engine.observe.server.reply import TimeLimits
@@ -86,7 +86,7 @@ class ServerEngine:
 
 
 class ServedSession:
-    """A llama-server in use. facts: what it said of itself. key_kept: where the API key is:
+    """A llama-server in use. facts: its description of itself. key_kept: where the API key is:
     "keyring", "session" while this program runs, "" without one."""
 
     compute = ""
@@ -107,7 +107,7 @@ class ServedSession:
         self._lookout = _Lookout(client, facts, see, look_s)
 
     def start(self, request: RunRequest, trace: TraceStore) -> Decoding:
-        """Send the prompts, as many at once as the options say; their replies are the run."""
+        """Send the prompts, as many in parallel as the options say; their replies are the run."""
         from engine.observe.server.request_options import request_for
         from engine.observe.server.server_run import ServerRun
 
@@ -129,7 +129,7 @@ class ServedSession:
         )
 
     def end_questions(self) -> None:
-        """Wait for nothing that the server was asked; from any thread."""
+        """Abandon pending status requests; from any thread."""
         self._client.end_questions()
 
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
@@ -146,19 +146,19 @@ class ServedSession:
         return ProxyRun(self.facts, trace, *listening_address(listen))
 
     def compare(self, *_: object) -> NoReturn:
-        """Always refused with OptionError, as are the other two."""
+        """Always refused with OptionError, like the other two."""
         raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
 
     play = check_rollback = compare
 
     def close(self) -> None:
         self._lookout.end(_PATIENCE_S)
-        self._client.close()  # which ends the look that a busy server has not answered
+        self._client.close()  # ends a pending request to a busy server
         self._lookout.join()
 
 
 class _Lookout(threading.Thread):
-    """Looks at a server again and again, and reports when it is another than before."""
+    """Polls a server, and reports changes of its status."""
 
     def __init__(
         self,
@@ -173,11 +173,11 @@ class _Lookout(threading.Thread):
         self._over = threading.Event()
         self._first: tuple[str, Counters] | None = None
         self._last = ServerSeen()
-        """As it was when it answered last."""
+        """Its status at the last answer."""
         self.start()
 
     def end(self, timeout: float) -> None:
-        """Look no more, and wait so long for the look in hand."""
+        """Stop polling, and wait this long for a pending request."""
         self._over.set()
         self.join(timeout)
 
@@ -192,7 +192,7 @@ class _Lookout(threading.Thread):
             self._over.wait(self._period)
 
     def _look(self) -> ServerSeen | None:
-        """What the server says of slots and counters; None if it was too busy to answer."""
+        """The server's slots and counters; None if it was too busy to answer."""
         try:
             if self._was_gone and self._is_another():
                 return replace(self._last, gone=f"{self._client.address} {ANOTHER}")
@@ -219,7 +219,7 @@ class _Lookout(threading.Thread):
         return then_said != now_said
 
     def _counted(self) -> dict[str, float] | None:
-        """By how much each counter grew since the first look, or since the server started anew."""
+        """Growth of each counter since the first request, or since the server restarted."""
         from engine.observe.rounds.counters import Counters, movement, read_counters
 
         metrics = self._client.metrics()

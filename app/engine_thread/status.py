@@ -1,4 +1,4 @@
-"""The window's state of the engine: what is in use, which runs are at hand, and the signals."""
+"""Status of the engine for the window: what is in use, the available runs, and the signals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class EngineStatus(QObject):
-    """Belongs to the window's thread; jobs change it there, in `on_ask` and `on_finish`."""
+    """Used on the window's thread; jobs change it in `on_ask` and `on_finish`."""
 
     state_changed = Signal(object)  # State
     inspected = Signal(object)  # OpenedFiles | None
@@ -54,61 +54,61 @@ class EngineStatus(QObject):
         super().__init__(parent)
         self.state = State.EMPTY
         self.recorded: list[ModelRuns] = []
-        """The runs of every model that was opened, the first one first."""
+        """The runs of every opened model, the first one first."""
         self.session_store = TraceStore()
-        """Where the runs of the model in use are recorded."""
+        """The trace of the current model."""
         self.live: RunRef | None = None
-        """The newest run of the model in use; of a comparison, its reference lane."""
+        """The newest run of the current model; for a comparison, its reference lane."""
         self.trace: TraceStore | None = None
-        """The trace on show that was opened from disk, None for the model's own runs."""
+        """The trace on show if it was opened from disk, None for the model's own runs."""
         self.opened: dict[TraceStore, Path] = {}
-        """All traces that were opened and not closed, the one on show among them."""
+        """All opened traces that are not closed, including the one on show."""
         self.n_texts = 0
-        """Texts that were pasted: each has a name of its own."""
+        """Number of pasted texts, which names them."""
         self.closed: tuple[Path, TraceStore] | None = None
-        """The trace that was closed last."""
+        """The trace closed last."""
         self.earlier: list[ModelRuns] = []
-        """The runs that earlier sessions left."""
+        """Runs of earlier sessions."""
         self.files: OpenedFiles | None = None
         """The files shown: loaded, being loaded, or only inspected."""
         self.server: ServerConnected | None = None
         """The server in use."""
         self.server_status = ServerSeen()
-        """How it was when it was looked at last."""
+        """Its latest status."""
         self.connecting = ""
-        """The address that is being connected to."""
+        """The address being connected to."""
         self.is_opening = False
-        """Whether a model or server was asked for that is not in use yet."""
+        """Whether a requested model or server is not in use yet."""
         self.compute = ""
-        """Compute mode of the session in use, empty without one."""
+        """Compute mode of the current session, empty without one."""
         self.loaded_as: OpenRequest | None = None
-        """What it was asked for as."""
+        """The mode that was requested."""
         self.devices: dict[str, str] = {}
-        """CUDA devices, by what --device takes, once torch was started."""
+        """CUDA devices, by the values of --device, once torch is imported."""
         self.memory: DeviceMemory | None = None
-        """That of its device, as it was when the state changed last."""
+        """Memory of its device at the last change of state."""
         self.exporting = False
-        """Whether a trace is being written into a folder of the user's choice."""
+        """Whether a trace is being exported to a folder of the user's choice."""
         self.reading = False
         """Whether a trace, or its rows, are being read."""
         self.reading_results = False
         self.n_shown = 0
-        """How often something came on show."""
+        """How often something was brought on show."""
         self._requests: dict[RunRef, RunRequest] = {}
-        """What runs of the trace in use were asked for."""
+        """Requests of the runs in the current trace."""
         self._again: dict[RunRef, Any] = {}
-        """What asks for the same once more; of a comparison, that of its reference lane."""
+        """Jobs that repeat runs; for a comparison, under its reference lane."""
 
     # -- the engine ------------------------------------------------------------------------
 
     @property
     def can_start(self) -> bool:
-        """Whether a session is open and no run goes on in it, but for its audit."""
+        """Whether a session is open and no run, other than an audited one, is active."""
         return self.state in (State.READY, State.AUDITING)
 
     @property
     def has_run(self) -> bool:
-        """Whether a run goes on, is paused, or is audited."""
+        """Whether a run is active, paused, or audited."""
         return self.state in (State.RUNNING, State.PAUSED, State.AUDITING)
 
     def set_state(self, state: State) -> None:
@@ -123,12 +123,12 @@ class EngineStatus(QObject):
         self.set_state(state)
 
     def show_files(self, files: OpenedFiles | None) -> None:
-        """Files whose metadata is to be shown; None takes the model map down again."""
+        """Show metadata of files; None removes the model map."""
         self.files = files
         self.inspected.emit(files)
 
     def use_model(self, files: OpenedFiles, compute: str, store: TraceStore) -> None:
-        """A model is in use, in a compute mode, and `store` takes its runs."""
+        """Use a model, in a compute mode, with `store` for its runs."""
         self.let_go_of_server()
         self.files, self.compute = files, compute
         self.use_store(files.target.stem, store)
@@ -155,7 +155,7 @@ class EngineStatus(QObject):
             self.disconnected.emit()
 
     def use_store(self, name: str, store: TraceStore) -> None:
-        """Record into the trace of what is in use from now on, and know its newest run."""
+        """Record into this trace from now on; its newest run becomes the live one."""
         if all(runs.store is not store for runs in self.recorded):
             self.recorded.append(ModelRuns(name, store))
             store.more_facts |= {SOURCE: name}
@@ -169,10 +169,10 @@ class EngineStatus(QObject):
     def begin_run(
         self, run: RunRef, request: RunRequest | None, again: Any, shown: Callable[[], object]
     ) -> None:
-        """A run has started. request: what it was asked for, None for turns and lanes. again: a job
-        that asks for the same, None where that makes no sense; the run's own holds all that it
-        decoded with. shown: is called once the window has painted it."""
-        if run.store is not self.session_store:  # the one before was full
+        """A run has started. request: None for turns and lanes. again: a job that repeats it, None
+        if impossible; the run itself holds everything it decoded with. shown: called once the
+        window has painted it."""
+        if run.store is not self.session_store:  # the previous one was full
             name = next(runs.model for runs in self.recorded if runs.in_use)
             self.use_store(name, run.store)
             self.listed_changed.emit()
@@ -186,11 +186,11 @@ class EngineStatus(QObject):
         QTimer.singleShot(0, self, shown)  # after the painting
 
     def request_of(self, run: RunRef) -> RunRequest | None:
-        """What a run of the model in use was asked for, None for any other and for lanes."""
+        """The request of a run of the current model, None for any other and for lanes."""
         return self._requests.get(run) if run.store is self.session_store else None
 
     def again(self, run: RunRef) -> Any:
-        """A Job that asks for the same as a run or comparison of what is in use, else None."""
+        """A job that repeats a run or comparison of the current session, else None."""
         found = self._again.get(run) if run.store is self.session_store else None
         return None if found is None else found.again()
 
@@ -198,7 +198,7 @@ class EngineStatus(QObject):
 
     @property
     def store(self) -> TraceStore:
-        """The trace opened from disk, else that of the model in use."""
+        """The trace opened from disk, else the current model's."""
         return self.session_store if self.trace is None else self.trace
 
     @property
@@ -211,48 +211,48 @@ class EngineStatus(QObject):
 
     @property
     def trace_folder(self) -> Path | None:
-        """Where the trace on show was opened from, None for the model's own runs."""
+        """The folder of the trace on show, None for the model's own runs."""
         return None if self.trace is None else self.opened[self.trace]
 
     def show_trace(self, folder: Path, store: TraceStore) -> None:
-        """Show a trace that was read from a folder, or made of a file that another engine wrote, in
-        place of an earlier one from there."""
+        """Show a trace read from a folder, or made from another engine's file, replacing an earlier
+        one from there."""
         self.opened = {one: at for one, at in self.opened.items() if at != folder or one is store}
         self.opened[store], self.trace = folder, store
         self.trace_shown.emit(folder)
 
     def hide_trace(self) -> None:
-        """Show the session's runs again; the trace stays at hand."""
+        """Show the session's runs again; the trace stays available."""
         self.n_shown += 1
         if self.trace is not None:
             self.trace = None
             self.trace_shown.emit(None)
 
     def close_trace(self) -> None:
-        """Show the session's runs again, and forget the trace on show."""
+        """Show the session's runs again, and drop the trace on show."""
         if self.trace is not None:
             self.closed = self.opened.pop(self.trace), self.trace
         self.hide_trace()
 
     def reopen_trace(self) -> None:
-        """Show the trace that was closed last."""
+        """Show the trace closed last."""
         if self.closed is not None:
             closed, self.closed = self.closed, None
             self.n_shown += 1
             self.show_trace(*closed)
 
     def opened_from(self, store: TraceStore) -> Path | None:
-        """Where a trace was opened from, None for one of the session."""
+        """The source of an opened trace, None for one of the session."""
         return self.opened.get(store)
 
     @property
     def listed(self) -> list[ModelRuns]:
-        """All runs at hand: those of earlier sessions, of this one, and of opened traces."""
+        """All available runs: of earlier sessions, of this one, and of opened traces."""
         opened = [ModelRuns(folder.name, store) for store, folder in self.opened.items()]
         return [*self.earlier, *self.recorded, *opened]
 
     def add_earlier(self, runs: ModelRuns) -> None:
-        """List the runs of an earlier session; their rows are on disk."""
+        """Add the runs of an earlier session, whose rows are on disk."""
         self.earlier.append(runs)
         self.listed_changed.emit()
 
@@ -263,7 +263,7 @@ class EngineStatus(QObject):
         self.rows_read.emit(store)
 
     def let_go_of_rows(self, store: TraceStore, folder: Path) -> None:
-        """Keep the rows of a trace on disk alone, where they are as a whole."""
+        """Keep the rows of a trace only in the folder that holds all of them."""
         assert store is not self.session_store
         store.let_go_of_rows(folder)
         self.listed_changed.emit()

@@ -1,10 +1,8 @@
-"""Jobs, from the request to what is different afterwards, and the engine's thread that does them:
-it owns the session and the run, and nothing in it touches Qt.
+"""Jobs, and the engine thread that does them: it owns session and run, and nothing in it uses Qt.
 
 Jobs run one after another on a single thread. Tokens go out through the trace store; everything
-else goes out as changes to the window's status, through one `post` function. Whatever a job raises
-ends in one place: the run in hand is closed with its error, the window shows it, and the next job
-is served.
+else as changes to the window's status, through one `post` function. Exceptions of a job end in one
+place: the current run is closed with its error, the window shows it, and the next job is served.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ if TYPE_CHECKING:
 
 Change = Callable[["EngineStatus"], object]
 Post = Callable[[Change], None]
-"""Has the window's thread make a change to its status, some time later."""
+"""Schedules a change of the status on the window's thread."""
 
 
 class Job:
-    """One thing that is asked for, made anew each time. `run` works on another thread and keeps
-    its results in the job; everything else is called on the window's thread."""
+    """A request, used once. `run` executes on another thread and stores its results in the job;
+    everything else is called on the window's thread."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -51,36 +49,36 @@ class Job:
         """Called with the job after `on_finish`."""
 
     def may_start(self, status: EngineStatus) -> bool:
-        """Whether it makes sense in the present state; it is ignored otherwise."""
+        """Whether it is possible in the present state; otherwise it is ignored."""
         return True
 
     def on_ask(self, status: EngineStatus) -> None:
-        """Change what is different as soon as it is asked for."""
+        """Apply immediate changes when it is requested."""
 
     def on_finish(self, status: EngineStatus) -> None:
-        """Take over its results. Called however it ended: they are None if it did not succeed."""
+        """Apply its results. Called however it ended: they are None if it failed."""
 
     def finish(self, status: EngineStatus) -> None:
-        """Leave it: `on_finish`, then the caller's `then`."""
+        """Finish it: `on_finish`, then the caller's `then`."""
         self.on_finish(status)
         if self.then is not None:
             self.then(self)
         status.finished.emit(self)
 
     def progress(self, post: Post) -> ReportProgress:
-        """The function that `run` reports its progress with."""
+        """The progress function for `run`."""
         return throttled(lambda *made: post(lambda status: status.progress.emit(*made)))
 
 
 class SideJob(Job):
-    """A job on a thread of its own, whatever the engine does: it reads and writes traces."""
+    """A job on a thread of its own, independent of the engine: it reads and writes traces."""
 
     has_progress = False
-    """Whether the window shows how far it is, with a way to cancel it."""
+    """Whether the window shows its progress, with a way to cancel it."""
     is_awaited = False
-    """Whether closing waits for it: the user asked for a file."""
+    """Whether closing waits for it, because the user asked for a file."""
     failed: DraftscopeError | None = None
-    """What went wrong, if anything did."""
+    """The error, if any."""
 
     def run(self, progress: ReportProgress) -> None:
         """Do it. May raise anything; Cancelled once `cancelled` is set."""
@@ -89,14 +87,14 @@ class SideJob(Job):
     def start(
         self, ended: Callable[[SideJob], None], progress: ReportProgress = lambda *_: None
     ) -> None:
-        """Begin; `ended` is called on the job's thread, however it ends."""
+        """Start; `ended` is called on the job's thread, however it ends."""
         self._thread = threading.Thread(
             target=self._work, args=(ended, progress), name=type(self).__name__, daemon=True
         )
         self._thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the end; False if it did not come in `timeout` seconds."""
+        """Wait for the end; False on timeout (seconds)."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -110,60 +108,59 @@ class SideJob(Job):
         ended(self)
 
     def finish(self, status: EngineStatus) -> None:
-        """Show what went wrong first."""
+        """Report an error first."""
         if self.failed is not None:
             status.failed.emit(self.failed)
         super().finish(status)
 
 
 FULL_TRACE_BYTES = 64 << 20
-"""A trace that takes as much memory takes no further run."""
+"""A trace that takes this much memory gets no further run."""
 
-# A forward pass runs at the same time as the window's Python, and this thread asks for its turn at
-# the end of each: Python's 5 ms until the window has to give way are several rounds of a small
-# model, and half a millisecond still is a part of one.
+# A forward pass overlaps with the window's Python, and this thread needs the GIL at the end of
+# each: Python's default of 5 ms is several rounds of a small model, and half a millisecond still a
+# part of one.
 _SWITCH_S = 0.00002
 
 _SHOWN_S = 0.1
-"""How long a run waits at most until the window has brought it on show. Both are Python: what the
-window does meanwhile would be in the times of the prompt and of the first rounds."""
+"""Longest wait of a run until the window has brought it on show; otherwise the window's work would
+count in the times of the prompt and the first rounds."""
 
 
 class EngineJob(Job):
-    """A job on the engine's thread."""
+    """A job on the engine thread."""
 
     replaces = False
-    """Whether it cancels the job in hand and ends the run."""
+    """Whether it cancels the current job and ends the run."""
     needs_rest = False
-    """Whether it begins when no run goes on: the audit of one is ended for it."""
+    """Whether it needs a session without a run; an audit is ended for it."""
 
     def run(self, worker: EngineWorker) -> State | None:
-        """Do it; the state that the engine is in then, None if it has not changed. May raise
-        anything, which ends the run in hand."""
+        """Do it; returns the engine's new state, None if unchanged. May raise anything, which ends
+        the current run."""
         raise NotImplementedError
 
 
 class DecodingJob(EngineJob):
-    """A run, a turn or a comparison: it decodes in rounds, and pauses, goes on and stops between
-    two of them. rounds: pause after as many, None = not by itself."""
+    """A run, a turn or a comparison: it decodes in rounds, and pauses, continues and stops between
+    them. rounds: pause after this many, None = never."""
 
     needs_rest = True
     request: RunRequest | None = None
-    """What a plain run was asked for."""
+    """The request of a plain run."""
 
     def __init__(self, rounds: int | None = None) -> None:
         super().__init__()
         self.rounds = rounds
         self.pause, self.stop = threading.Event(), threading.Event()
         self.shown = threading.Event()
-        """Set once the run is on show, for which the first round waits a little."""
+        """Set once the run is on show; the first round waits for it briefly."""
         self.decoding: Decoding | None = None
         self._store: TraceStore | None = None
         self._first = 0
-        """One that fails while it begins may have started runs already: all from here on are its
-        own."""
+        """If it fails at the start, runs may exist already: all from here on are its own."""
         self.ref: RunRef | None = None
-        """Its run; of a comparison, the reference lane."""
+        """Its run; for a comparison, the reference lane."""
 
     def may_start(self, status: EngineStatus) -> bool:
         return status.can_start
@@ -175,15 +172,15 @@ class DecodingJob(EngineJob):
         return worker.decode(self)
 
     def again(self) -> DecodingJob | None:
-        """A job that asks for the same once more, None where that makes no sense."""
+        """A job that repeats it, None if impossible."""
         return None
 
     def begin(self, worker: EngineWorker, session: EngineSession) -> Decoding:
-        """Begin it as one or more runs in the worker's trace."""
+        """Start it as one or more runs in the worker's trace."""
         raise NotImplementedError
 
     def begin_in(self, store: TraceStore, worker: EngineWorker, session: EngineSession) -> RunRef:
-        """`begin`, and note in all its runs when that was."""
+        """`begin`, noting the time in all its runs."""
         self._store, self._first = store, len(store.runs)
         try:
             self.decoding = self.begin(worker, session)
@@ -204,7 +201,7 @@ class DecodingJob(EngineJob):
             status.run_ended.emit(self.ref)
 
     def close(self, error: str) -> None:
-        """Give its runs an end where the engine gave them none; `error` if one ended them."""
+        """End its runs if the engine has not; `error`: what ended them, if anything."""
         if self._store is None:
             return
         for run_id in range(self._first, len(self._store.runs)):
@@ -216,27 +213,27 @@ class DecodingJob(EngineJob):
 
 
 class EngineWorker:
-    """One thread for an engine. Public methods down to `close` are for the window's thread and
-    return at once; the others are for jobs, on the engine's thread."""
+    """One thread for an engine. Public methods down to `close` are called on the window's thread
+    and return at once; the others by jobs, on the engine thread."""
 
     def __init__(self, post: Post, engine: LocalEngine, servers: ServerEngine) -> None:
         sys.setswitchinterval(_SWITCH_S)
         self._post_out, self.engine, self.servers = post, engine, servers
         self._closed = threading.Event()
         self.session: EngineSession | None = None
-        """The session in use."""
+        """The current session."""
         self.server: ServedSession | None = None
-        """The session in use, if it is a server."""
+        """The current session, if it is a server."""
         self.files: OpenedFiles | None = None
-        """Those of the session in use."""
+        """Files of the current session."""
         self.inspected: OpenedFiles | None = None
-        """Those looked at last."""
+        """The files inspected last."""
         self.more_facts: dict[str, Any] = {}
-        """What has been measured of the session in use; runs and turns have it as facts."""
+        """Measurements of the current session, added to the facts of runs and turns."""
         self.store = TraceStore()
-        """The trace that takes the runs of the session in use."""
+        """The trace for runs of the current session."""
         self._stores: list[tuple[dict[str, Any], TraceStore]] = []
-        """A trace for every model that was opened, by the model's identity."""
+        """A trace for every opened model, by its identity."""
         self._going: DecodingJob | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self.store)
@@ -252,15 +249,15 @@ class EngineWorker:
         self._submit(self._advance)
 
     def set_break_rules(self, rules: tuple[BreakRule, ...]) -> None:
-        """Replace the rules at which a run pauses, from its next round on."""
+        """Replace the break rules, from the next round on."""
         self._break_rules = rules
 
     def cancel_sequence(self, seq_id: int) -> None:
         self._to_cancel.put(seq_id)
-        self._submit(self._cancel_sequences)  # for a run that is paused
+        self._submit(self._cancel_sequences)  # for a paused run
 
     def drop(self, store: TraceStore) -> None:
-        """Forget the trace of a model that is not in use: opened again, it begins a new one."""
+        """Drop the trace of a model that is not in use; opened again, it starts a new one."""
 
         def forget() -> None:
             self._stores = [kept for kept in self._stores if kept[1] is not store]
@@ -268,20 +265,19 @@ class EngineWorker:
         self._submit(forget)
 
     def end_questions(self) -> None:
-        """Have the server's answers waited for no longer."""
+        """Abandon pending requests to the server."""
         server = self.server
         if server is not None:
             server.end_questions()
 
     def finish(self) -> futures.Future[None] | None:
-        """End a paused run; the future is done when no run is in hand any more."""
+        """End a paused run; the future is done when no run is active."""
         return self._submit(self._finish)
 
     def close(self, timeout: float) -> bool:
-        """End the thread after the job in hand; False if it did not end in `timeout` seconds.
+        """End the thread after the current job; False on timeout (seconds).
 
-        The caller sets the flags that make the job in hand give up. Nothing is posted from here
-        on.
+        The caller sets the flags that cancel the current job. Nothing is posted from here on.
         """
         self._closed.set()
         if self._ending is None:
@@ -302,8 +298,7 @@ class EngineWorker:
         return self._executor.submit(self._serve, command, ended)
 
     def _serve(self, command: Callable[[], State | None], ended: Change | None) -> None:
-        """Run a command and post what follows from it, and the state that it leaves the engine
-        in."""
+        """Run a command and post its changes and the resulting state."""
         if self._closed.is_set():
             return
         state = None
@@ -319,12 +314,12 @@ class EngineWorker:
                 self.post_state(state)
 
     def post(self, change: Change) -> None:
-        """Have the window's thread change its status, unless the window closes."""
+        """Schedule a change on the window's thread, unless the window closes."""
         if not self._closed.is_set():
             self._post_out(change)
 
     def post_state(self, state: State) -> None:
-        """Have the window's thread know the engine's state."""
+        """Post the engine's state."""
         memory = self.session.memory if self.session is not None else None
         self.post(lambda status: status.settle(state, memory))
 
@@ -337,8 +332,8 @@ class EngineWorker:
     def use(
         self, session: EngineSession, identity: dict[str, Any], files: OpenedFiles | None
     ) -> None:
-        """Take a session into use and close the one before. identity: of the model, whose trace
-        goes on. files: None for a server."""
+        """Replace the current session. identity: of the model, which selects the trace. files: None
+        for a server."""
         before, self.session = self.session, session
         self.files = self.inspected = files
         self.server, self.more_facts = None, {}
@@ -347,7 +342,7 @@ class EngineWorker:
             before.close()
 
     def _store_of(self, identity: dict[str, Any]) -> TraceStore:
-        """The trace that takes the runs of a model: the one it had when it was opened before."""
+        """The trace for a model's runs: the one from its earlier use, if any."""
         for known, store in self._stores:
             if same_model(known, identity):
                 return store
@@ -355,8 +350,8 @@ class EngineWorker:
         return self._stores[-1][1]
 
     def _store_with_room(self) -> TraceStore:
-        """The trace that takes the next run: a new one where the one in use is full, so that the
-        rows of old runs can be kept on disk."""
+        """The trace for the next run: a new one if the current one is full, so that old rows can be
+        kept on disk."""
         full = self.store
         if full.n_bytes() >= FULL_TRACE_BYTES:
             self.store = TraceStore()
@@ -366,7 +361,7 @@ class EngineWorker:
         return self.store
 
     def decode(self, job: DecodingJob) -> State | None:
-        """Begin a run, and go on with it until it ends or pauses."""
+        """Start a run and continue until it ends or pauses."""
         self.end_run()
         if self.session is None:
             return self.rest()
@@ -392,7 +387,7 @@ class EngineWorker:
             if going.pause.is_set() or (done == going.rounds and not is_audited):
                 return State.PAUSED
             self._cancel_sequences()
-            # to count rounds, or to stop after one, each of them is looked at
+            # rounds are counted, or stop rules checked, one by one
             at_once = going.rounds is None and not self._break_rules
             more = decoding.advance() if at_once else decoding.step()
             hit = self._watch.check(self._break_rules)
@@ -411,25 +406,25 @@ class EngineWorker:
             if self._going is not None and self._going.decoding is not None:
                 try:
                     self._going.decoding.cancel(seq_id)
-                except DraftscopeError as error:  # a refusal, not a failure: the run goes on
+                except DraftscopeError as error:  # a refusal, not a failure: the run continues
                     self._post_failure(error)
 
     def _post_failure(self, error: BaseException) -> str:
-        """Have an error shown; returns its message."""
+        """Report an error; returns its message."""
         failed = failure(error)
         self.post(lambda status: status.failed.emit(failed))
         return failed.message
 
     def _finish(self) -> State | None:
         if self._going is None:
-            return None  # it had ended, and the window may have asked for the next one since
+            return None  # it had ended, and the window may have requested the next one since
         self.end_run()
         return self.rest()
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """Take leave of the run in hand, if there is one, whatever it raises.
+        """Close the current run, if any, whatever it raises.
 
-        error: what ended the job in hand; it is shown, and recorded as the end of the run.
+        error: what ended the current job; it is shown, and recorded as the end of the run.
         """
         errors = [] if error is None or isinstance(error, Cancelled) else [error]
         going, self._going = self._going, None

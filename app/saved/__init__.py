@@ -1,1 +1,1 @@
-"""What outlives a session: settings, unexported runs, the log, reports."""
+"""Persistent data: settings, unexported runs, the log, reports."""

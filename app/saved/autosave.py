@@ -1,10 +1,9 @@
-"""Traces of the session, written every half minute so that a crash loses little, and those of
-earlier sessions.
+"""Autosave of the session's traces, every half minute, and the traces of earlier sessions.
 
-A window writes each of them into a folder of its own, held by a lock file that names its process.
-A clean end leaves them for the next start, but for those that the user discards; a folder whose
-lock is not held is one of an earlier session. What a list says of its runs is in session.json; the
-rows are read when one of them is to be shown.
+A window writes each trace to a folder of its own, held by a lock file that names its process. A
+clean exit keeps them for the next start, except those that the user discards; a folder without a
+held lock belongs to an earlier session. Lists use session.json; rows are read when a run is to be
+shown.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ PERIOD_MS = 30_000
 SOON_MS = 2000
 EARLY_MS = 5000
 PREFIX = "session-"
-"""Names of the folders begin with it, and go on with the time: in order of age."""
+"""Prefix of the folders' names, followed by the time: sorted by age."""
 _JOIN_TIMEOUT = 5.0
 
 
 @dataclass
 class _SavedTrace:
     """The autosave of one trace. saved, exported: how much of it the folder and exports hold. rows:
-    those in the folder, which new ones can follow.
-    is_earlier: the trace is one of an earlier session, about which the user is not asked."""
+    those in the folder, after which new ones can be appended. is_earlier: the trace is from an
+    earlier session, about which the user is not asked."""
 
     folder: Path
     lock: QLockFile | None = None
@@ -58,8 +57,8 @@ class _SavedTrace:
 
 
 class Autosave(QObject):
-    """Saves those of `stores` that have grown. `folder`: the parent of all autosaves. `is_busy`:
-    whether a run goes on."""
+    """Saves those of `stores` that have grown. `folder`: parent of all autosaves. `is_busy`:
+    whether a run is active."""
 
     saved = Signal()
     failed = Signal(object)  # DraftscopeError; sent once, until something could be saved again
@@ -80,7 +79,7 @@ class Autosave(QObject):
         self._waiting: list[TraceStore] = []
         self._job: SaveTrace | None = None
         self.problem: DraftscopeError | None = None
-        """Why nothing could be saved the last time."""
+        """Why the last save failed."""
         self._timer = timer(self, self.save, PERIOD_MS)
         self._soon = timer(self, self._save_at_rest, SOON_MS, once=True)
         self._early = timer(self, self.save, EARLY_MS, once=True)
@@ -91,29 +90,29 @@ class Autosave(QObject):
         self._timer.start()
 
     def save_soon(self) -> None:
-        """Save in a moment: a run has ended, which a crash would take."""
+        """Save shortly: a run has ended, which a crash would lose."""
         self._soon.start()
 
     def save_early(self) -> None:
-        """A run has started: save it before the half minute is over, if it still goes on by then;
-        `save_soon` is for one that has ended."""
+        """A run has started: save it before the half minute is over, if it is still active by then;
+        for ended runs see `save_soon`."""
         self._early.start()
 
     def folder_of(self, store: TraceStore) -> Path:
-        """Where a trace is saved."""
+        """The folder of a trace."""
         return self._copy(store).folder
 
     def take(self, store: TraceStore) -> None:
-        """Know a trace of an earlier session, whose rows are on disk."""
+        """Register a trace of an earlier session, whose rows are on disk."""
         assert store.rows_in is not None
         self._copies[store] = _SavedTrace(store.rows_in, saved=mark_of(store), is_earlier=True)
 
     def note_reading(self, store: TraceStore) -> None:
-        """Remember that a trace has been read from its folder, and holds what is there."""
+        """Note that a trace was read from its folder, and equals it."""
         self._copy(store).saved = mark_of(store)
 
     def unexported(self) -> list[TraceStore]:
-        """The traces of this session that hold what is in no export."""
+        """Traces of this session with rows that were never exported."""
         return [
             store
             for store in self._stores()
@@ -121,7 +120,7 @@ class Autosave(QObject):
         ]
 
     def unsaved(self) -> list[TraceStore]:
-        """The traces whose newest rows are in no folder of this program's."""
+        """Traces whose newest rows are in none of this program's folders."""
         return [store for store in self._stores() if not self.is_saved(store)]
 
     def is_saved(self, store: TraceStore) -> bool:
@@ -130,11 +129,11 @@ class Autosave(QObject):
 
     @property
     def is_writing(self) -> bool:
-        """Whether a trace is being read in order to write it."""
+        """Whether a trace is being written."""
         return self._job is not None
 
     def note_facts(self, run: RunRef, fact: str) -> None:
-        """Write a fact of a run that has changed, at once where the run is in a folder. Raises
+        """Write a changed fact of a run, at once if the run is in a folder. Raises
         TraceFileError."""
         copy = self._copy(run.store)
         if copy.saved is not None and not self.is_writing:
@@ -143,24 +142,23 @@ class Autosave(QObject):
             copy.saved = None
 
     def _mark(self, store: TraceStore) -> TraceMark | None:
-        """How much a trace holds; of one whose rows are not in memory, how much was saved."""
+        """The size of a trace; if its rows are not in memory, the saved size."""
         is_known = store.rows_in is None and store.size()
         return mark_of(store) if is_known else self._copy(store).saved
 
     def note_export(self, export: ExportTrace) -> None:
-        """Remember that rows up to its mark are exported to a folder of the user's choice."""
-        if not export.runs:  # else the others are nowhere
+        """Note that rows up to its mark were exported to a folder of the user's choice."""
+        if not export.runs:  # otherwise the other runs exist nowhere
             self._copy(export.store).exported = export.mark
 
     def save(self) -> None:
-        """Write what is unsaved now, on a thread, unless that is being done."""
+        """Write unsaved rows now, on a thread, unless that is happening already."""
         if self._job is None:
             self._waiting = self.unsaved()
             self._save_next()
 
     def keep(self, but: Collection[TraceStore] = ()) -> DraftscopeError | None:
-        """Write what is unsaved, of all traces but some, and wait for it; what went wrong, if
-        anything did."""
+        """Write unsaved rows of all traces but some, and wait; returns the error, if any."""
         self._join()
         for store in self.unsaved():
             if store in but:
@@ -177,7 +175,7 @@ class Autosave(QObject):
         return None
 
     def close(self, *, discarded: Collection[TraceStore] = ()) -> None:
-        """A clean end: what was saved is left for the next start, but for traces discarded."""
+        """A clean exit: saved traces stay for the next start, except discarded ones."""
         self._timer.stop()
         self._soon.stop()
         self._early.stop()
@@ -197,7 +195,7 @@ class Autosave(QObject):
         return self._copies[store]
 
     def _make_room(self, store: TraceStore) -> None:
-        """Hold the folder of a trace. Raises DraftscopeError where it takes no files."""
+        """Create and lock the folder of a trace. Raises DraftscopeError if it is not writable."""
         copy = self._copy(store)
         if copy.lock is None:
             problem = unwritable(self._parent_folder)
@@ -209,7 +207,7 @@ class Autosave(QObject):
                 )
 
     def _save_at_rest(self) -> None:
-        if not self._is_busy():  # writing would cost the next run time, so that waits its turn
+        if not self._is_busy():  # deferred, because writing would slow the next run down
             self.save()
 
     def _save_next(self) -> None:
@@ -257,20 +255,20 @@ def discard(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a living window writes here; a stage of an export belongs to its session's lock."""
+    """Whether a running window writes here; a stage of an export belongs to its session's lock."""
     return is_held(target_of(folder) or folder)
 
 
 INTERRUPTED = "interrupted"
-"""Why a run ended whose window ended before it."""
+"""End of a run whose window ended first."""
 
 
 DamagedTrace = tuple[Path, DraftscopeError]
-"""A folder of the library that does not open, and why."""
+"""A damaged folder of the library, and its error."""
 
 
 class ReadLibrary(SideJob):
-    """Read what earlier sessions left, the oldest first; posts each of them."""
+    """Read the runs of earlier sessions, oldest first; posts each of them."""
 
     def __init__(self, folder: Path, post: Callable[[ModelRuns | DamagedTrace], None]) -> None:
         super().__init__()
@@ -282,7 +280,7 @@ class ReadLibrary(SideJob):
                 break
             try:
                 found = read_saved(path)
-            except BaseException as error:  # one that is damaged does not hide the others
+            except BaseException as error:  # a damaged one does not hide the others
                 self._post((path, failure(error)))
                 continue
             if found is None:
@@ -292,10 +290,9 @@ class ReadLibrary(SideJob):
 
 
 def saved_folders(folder: Path) -> list[Path]:
-    """Traces that no living window writes, the oldest first.
+    """Traces that no running window writes, oldest first.
 
-    One that was being replaced when its process was killed is brought back first; what is left of
-    half-written ones is deleted.
+    An interrupted replacement is recovered first; half-written ones are deleted.
     """
     try:
         for target in {found for path in folder.iterdir() if (found := target_of(path))}:
@@ -303,7 +300,7 @@ def saved_folders(folder: Path) -> list[Path]:
                 with suppress(OSError):
                     recover_export(target)
         left = [path for path in folder.iterdir() if path.is_dir() and not in_use(path)]
-    except OSError:  # there is no such folder, or it is not ours to read
+    except OSError:  # the folder is missing or unreadable
         return []
     traces = []
     for path in sorted(left, key=lambda one: one.name):
@@ -317,7 +314,7 @@ def saved_folders(folder: Path) -> list[Path]:
 
 
 def read_saved(folder: Path) -> ModelRuns | None:
-    """What is known of a saved trace without its rows; None where the user deleted all its runs.
+    """Facts of a saved trace without its rows; None if the user deleted all its runs.
 
     Raises TraceFileError.
     """
@@ -335,7 +332,7 @@ def read_saved(folder: Path) -> ModelRuns | None:
 
 
 def source_of(store: TraceStore) -> str:
-    """The name that the runs of a saved trace are listed under: of old ones, that of the model."""
+    """The heading for the runs of a saved trace: for old ones, the model."""
     more = store.more_facts
     if isinstance(name := more.get(SOURCE), str) and name:
         return name

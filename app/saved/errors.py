@@ -1,5 +1,5 @@
-"""Errors that no one expected, in one log in memory and on disk with a note of hard crashes; and a
-round of a run as Markdown for an issue report."""
+"""Unexpected errors: a log in memory and on disk with notes of hard crashes; and a round of a run
+as Markdown for an issue report."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ log = logging.getLogger("draftscope")
 
 
 class ErrorCatcher:
-    """Sends every uncaught exception and Qt message to the log while it is installed.
+    """Logs every uncaught exception and Qt message while installed.
 
-    folder: where `draftscope.log` and a crash note of this process are written, if it takes them.
-    `on_error(summary)` is called, possibly on another thread, for each uncaught exception.
-    `last_crash` is the stack dump of earlier processes that died hard, else empty; it is given
-    once. Notes of processes that live are left alone.
+    folder: of `draftscope.log` and this process's crash note, if writable. `on_error(summary)` is
+    called, possibly on another thread, for each uncaught exception. `last_crash` is the stack dump
+    of earlier processes that crashed, else empty; it is reported once. Notes of running processes
+    are left alone.
     """
 
     def __init__(self, folder: Path, on_error: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class ErrorCatcher:
         self.last_crash = _take_crashes(folder)
 
     def install(self) -> None:
-        """Take over the hooks; `uninstall` gives them back."""
+        """Install the hooks; `uninstall` restores them."""
         for handler in self._handlers:
             log.addHandler(handler)
         log.setLevel(logging.INFO)
@@ -74,7 +74,9 @@ class ErrorCatcher:
         threading.excepthook = self._uncaught_in_thread
         sys.unraisablehook = self._unraisable
         self._qt_handler = qInstallMessageHandler(_log_qt_message)
-        self._crash_lock = hold(self._crash_path)  # first: a note without a lock is a dead one's
+        self._crash_lock = hold(
+            self._crash_path
+        )  # first: a note without a lock belongs to a dead process
         try:
             self._crash_file = self._crash_path.open("w", encoding="utf-8")
         except OSError as error:
@@ -83,7 +85,7 @@ class ErrorCatcher:
             faulthandler.enable(self._crash_file)
 
     def uninstall(self) -> None:
-        """A clean end: restore the hooks and remove the crash file."""
+        """A clean exit: restore the hooks and remove the crash file."""
         faulthandler.disable()
         if self._crash_file is not None:
             self._crash_file.close()
@@ -124,15 +126,14 @@ def _make_handlers(path: Path, lines: deque[str]) -> list[logging.Handler]:
         _LineHandler(lines),
         logging.StreamHandler(),
     ]
-    handlers[-1].setLevel(logging.ERROR)  # a terminal sees what went wrong, not every Qt notice
+    handlers[-1].setLevel(logging.ERROR)  # a terminal shows errors, not every Qt notice
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handlers
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """What cannot be written is still in memory, so a full disk is not reported at every
-    line."""
+    """Unwritable lines are still in memory, so a full disk is not reported for every line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -153,7 +154,7 @@ def _log_qt_message(kind: QtMsgType, context: QMessageLogContext, message: str) 
 
 
 def _take_crashes(folder: Path) -> str:
-    """The notes that dead processes left, each of which is removed, the newest first."""
+    """Notes of dead processes, newest first; each is removed."""
     notes: list[tuple[float, str]] = []
     for path in folder.glob("crash-*.log"):
         if is_held(path):
@@ -161,7 +162,7 @@ def _take_crashes(folder: Path) -> str:
         try:
             note = (path.stat().st_mtime, path.read_text(encoding="utf-8", errors="replace"))
             path.unlink()
-        except OSError:  # another window was faster, or the file is not ours to read
+        except OSError:  # another window was faster, or the file is unreadable
             continue
         lock_path(path).unlink(missing_ok=True)
         notes.append(note)
@@ -172,12 +173,12 @@ _TOKEN_COLUMNS = ("pos", "kind", "token_id", "draft_index", "draft_p", "target_p
 _SEVERITIES = ("error", "warning", "info")
 _MOST_FINDINGS = 20
 _OF_OTHERS = ("requests", "told_timings", "observed_findings", "columns")
-"""Facts of other engines' runs that hold prompts, or stand elsewhere in the report."""
+"""Facts of other engines' runs that hold prompts, or appear elsewhere in the report."""
 
 
 def round_in_question(run: RunRef, cursor: Position | None) -> tuple[int, int] | None:
-    """Round and sequence that a report is about: the cursor's, that of the gravest finding, or
-    the last one; None for a run without rounds."""
+    """The round and sequence of a report: the cursor's, that of the most severe finding, or the
+    last one; None for a run without rounds."""
     if cursor is not None and cursor.run == run:
         return cursor.round, cursor.seq_id
     store, run_id = run.store, run.run_id
@@ -193,7 +194,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
     """Processor, acceptance and speed in a line; then environment, model, effective options,
     figures, one round, and findings as Markdown.
 
-    environment: of this machine; that of an opened trace is its own and takes precedence.
+    environment: of this machine; an opened trace's own one takes precedence.
     """
     store, run_id, facts = run.store, run.run_id, run.facts
     model = facts.model
@@ -223,7 +224,7 @@ def issue_text(run: RunRef, cursor: Position | None, environment: Mapping[str, s
 
 
 def _headline(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
-    """What a reader wants first, as far as it is known."""
+    """The key figures, as far as known."""
     rate, drafted = figures.get("draft_acceptance_rate"), figures.get("draft_n")
     speed = figures.get("predicted_per_second")
     parts = []
@@ -237,7 +238,7 @@ def _headline(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
 
 
 def _asked(facts: RunFacts) -> list[Any]:
-    """What requests to another engine set, without their prompts."""
+    """Settings of requests to another engine, without prompts."""
     return [request.settings for request in facts.requests or ()]
 
 
@@ -280,7 +281,7 @@ def _rows(table: Table, **key: int) -> list[dict[str, Any]]:
 
 
 def _piece(store: TraceStore, row: dict[str, Any]) -> str:
-    """The bytes of a row of tokens: those it tells itself, else those of its id."""
+    """The bytes of a tokens row: its own, else those of its id."""
     piece = row["text"].encode() or store.pieces.get(row["token_id"], b"")
     text = escape_piece(piece).replace("`", "\\x60").replace("|", "\\|")
     return f"`{text}`" if text else ""

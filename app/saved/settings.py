@@ -1,5 +1,5 @@
-"""What the window remembers between starts, a typed view of an INI file, and the folders of the
-program's own files with the locks on them that end with their process."""
+"""Settings that persist between starts, as a typed view of an INI file; and the program's own
+folders with locks that end with their process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 
 
 class _SettingKey(Generic[_T]):
-    """A value under a key of the file. read: makes it of what is there, or a default of something
-    else; write: what is put there."""
+    """A value in the file. read: converts it, with a default for invalid values; write: converts
+    back."""
 
     def __init__(
         self, key: str, read: Callable[[Any], _T], write: Callable[[_T], object] = lambda one: one
@@ -40,7 +40,7 @@ class _SettingKey(Generic[_T]):
         return self._read(settings.store.value(self._key))
 
     def __set__(self, settings: Settings, value: _T) -> None:
-        if self.__get__(settings, Settings) != value:  # else the whole file would be written again
+        if self.__get__(settings, Settings) != value:  # otherwise the whole file would be rewritten
             settings.store.setValue(self._key, self._write(value))
 
 
@@ -93,10 +93,9 @@ def _rules(value: object) -> list[tuple[str, bool]]:
 
 
 class Settings:
-    """Typed access with defaults; a value of the wrong kind in the file reads as its default.
+    """Typed access with defaults; invalid values in the file read as the default.
 
-    `note`: a sentence for the user about a file that could not be taken over, or takes nothing,
-    mostly empty.
+    `note`: a sentence for the user if the file could not be converted or written, usually empty.
     """
 
     theme = _SettingKey("window/theme", lambda value: value if value in THEME_CHOICES else "system")
@@ -105,13 +104,13 @@ class Settings:
     tabs = _SettingKey("view/tabs", _flag(default=False))
     """Whether sequences are shown as tabs instead of tiles."""
     text_zoom = _SettingKey("view/text_zoom", _whole(TEXT_ZOOMS, 0), str)
-    """Tenths by which the tokens are written larger, smaller below 0."""
+    """Zoom of tokens in tenths, negative for smaller."""
     open_groups = _SettingKey("run/open_groups", _words, " ".join)
-    """Names of the groups of the Run panel that are unfolded."""
+    """Names of the expanded groups of the Run panel."""
     pages = _SettingKey("window/pages", _words, " ".join)
-    """Names of the views in front in the panels that several share."""
+    """Names of the front views in shared panels."""
     run_form = _SettingKey("run/form", _form, json.dumps)
-    """What stood in the Run panel when it was used last."""
+    """The latest contents of the Run panel."""
     llama_library = _SettingKey(
         "compare/llama_library",
         lambda value: Path(_text(value)) if _text(value) else None,
@@ -123,23 +122,23 @@ class Settings:
         _rules,
         lambda entries: "\n".join(f"{'+' if used else '-'} {text}" for text, used in entries),
     )
-    """Rules as text and whether each is in use, kept as lines that begin with + or -."""
+    """Break rules as text and whether each is enabled, stored as lines starting with + or -."""
     geometry = _SettingKey("window/geometry", _bytes)
-    """The window's place."""
+    """The window's geometry."""
     layout_name = _SettingKey("window/layout_name", _text)
-    """The layout in use last, empty before one was chosen."""
+    """The latest layout, empty before one was chosen."""
     excel_safe = _SettingKey("export/excel_safe", _flag(default=False))
-    """Whether the last export was the variant for spreadsheets."""
+    """Whether the last export was the spreadsheet variant."""
     recent_models = _SettingKey("files/recent_models", _paths, lambda paths: list(map(str, paths)))
-    """Models opened last, the newest first; some may no longer exist."""
+    """Recent models, newest first; some may no longer exist."""
     recent_traces = _SettingKey("files/recent_traces", _paths, lambda paths: list(map(str, paths)))
-    """Folders of traces opened last, the newest first; some may no longer exist."""
+    """Recent trace folders, newest first; some may no longer exist."""
     recent_servers = _SettingKey("servers/recent", _texts)
-    """Addresses connected to last, the newest first."""
+    """Recent server addresses, newest first."""
     watch_port = _SettingKey("servers/watch_port", _whole(range(1, 65536), 8081), str)
-    """The port through which other programs are watched."""
+    """Port for watching other programs."""
     server_timeout = _SettingKey("servers/timeout", _whole(range(1, 1_000_000), 600), str)
-    """The time limit of a server's replies, seconds."""
+    """Time limit of a server's replies, seconds."""
 
     def __init__(self) -> None:
         self.store = QSettings(
@@ -151,11 +150,11 @@ class Settings:
             self.note = self.note or f"{self.store.fileName()} cannot be written."
 
     def layout(self, name: str) -> QByteArray:
-        """Where the docks of a named layout were left, empty before its first use."""
+        """Saved dock positions of a layout, empty before its first use."""
         return _bytes(self.store.value(f"layouts/{name}"))
 
     def set_layout(self, name: str, layout: QByteArray) -> None:
-        """Keep the docks' places of a named layout, which is the one in use."""
+        """Save the dock positions of a layout, which is the current one."""
         self.layout_name = name
         self.store.setValue(f"layouts/{name}", layout)
 
@@ -169,14 +168,14 @@ class Settings:
         self.recent_servers = _first(address, self.recent_servers)
 
     def clear_recent(self) -> None:
-        """Forget the models, traces and servers opened lately."""
+        """Clear recent models, traces and servers."""
         for key in ("files/recent_models", "files/recent_traces", "servers/recent"):
             self.store.remove(key)
 
     def folder(self, purpose: str) -> Path:
-        """Where a file dialog of this purpose was last used; the home folder at first."""
+        """The last folder of a file dialog with this purpose; the home folder at first."""
         value = _text(self.store.value(f"folders/{purpose}"))
-        return Path(value) if os.path.isdir(value) else Path.home()  # False for any bad name
+        return Path(value) if os.path.isdir(value) else Path.home()  # False for any invalid name
 
     def set_folder(self, purpose: str, folder: Path) -> None:
         self.store.setValue(f"folders/{purpose}", str(folder.absolute()))
@@ -190,7 +189,7 @@ def _first(one: _T, others: list[_T]) -> list[_T]:
 
 
 _UNNAMED_S = 0.5
-"""Naming itself takes a holder that lives much less, on a busy machine, too."""
+"""Naming takes a lock holder much less than this, even on a busy machine."""
 
 
 def free_settings(settings: Path) -> None:
@@ -211,7 +210,7 @@ VERSION_KEY = "version"
 
 
 def _named_layouts(store: QSettings) -> None:
-    """1 to 2: one layout became three named ones, and the recent list takes traces too."""
+    """Version 1 to 2: one layout became three named ones, and the recent list also holds traces."""
     store.remove("window/layout")  # the docks of version 1 were others
     recent = store.value("files/recent")
     if recent is not None:
@@ -220,7 +219,7 @@ def _named_layouts(store: QSettings) -> None:
 
 
 STEPS: dict[int, Callable[[QSettings], None]] = {1: _named_layouts}
-"""What makes a file of version n one of version n + 1."""
+"""Converters from version n to n + 1."""
 
 
 def bring_up_to_date(store: QSettings) -> str:

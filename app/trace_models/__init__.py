@@ -1,1 +1,1 @@
-"""What several docks, or the engine thread, read of a trace, without widgets."""
+"""Models of traces without widgets, shared by several docks and the engine thread."""

@@ -1,6 +1,5 @@
-"""The lanes of a comparison as the trace holds them: errors, verdicts and their sentence, cost,
-top-k, states.
-"""
+"""The lanes of a comparison as recorded: errors, verdicts and their sentence, cost, top-k,
+states."""
 
 from __future__ import annotations
 
@@ -18,27 +17,26 @@ from engine.trace.token_text import line_text
 
 _TABLES = ("divergence", "states", "rounds", "tokens")
 _GROWN = 1.05
-"""Costs are worked out again when the rounds have grown by this factor."""
+"""Growth of the number of rounds after which costs are computed again."""
 
 
 def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
-    """Runs of the comparison that a run is a lane of, reference first; () for any other run."""
+    """The runs of the comparison that a run belongs to, reference first; () for any other run."""
     lanes = tuple(map(run.sibling, comparison_of(run.store, run.run_id)))
     return lanes if lanes and lanes[0].facts.lane == REFERENCE else ()
 
 
 def run_to_show(run: RunRef) -> RunRef:
-    """What other views show of a comparison: the first lane that drafts and rolls back."""
+    """The lane of a comparison that other views show: the first that drafts and rolls back."""
     policies = (lane for lane in lanes_of(run) if lane_kind(lane.facts) in (POLICY, PEER))
     return next(policies, run)
 
 
 class ComparedLanes:
-    """One sequence of the lanes, read from the trace as it grows.
+    """One sequence of the lanes, read from the growing trace.
 
-    followers: runs of the lanes that are compared with the reference lane. Positions are those of
-    the tokens that the reference lane chose; every lane has them in the same order, a lane that
-    had to stop has fewer.
+    followers: runs of the lanes compared with the reference lane. Positions are those of the
+    reference lane's tokens; every lane has them in the same order, a stopped lane has fewer.
     """
 
     def __init__(self, store: TraceStore, run_ids: tuple[int, ...], seq_id: int = 0) -> None:
@@ -47,7 +45,7 @@ class ComparedLanes:
         self.names = {run_id: store.runs[run_id].lane or "" for run_id in run_ids}
         self.verdicts: dict[int, LaneVerdict] = {}
         self.bounds: dict[int, float] = {}
-        """NMSE that each lane may reach."""
+        """Allowed NMSE of each lane."""
         self.costs: dict[int, RunCost] = {}
         self._costs_of = 0
         self._sizes = dict.fromkeys(_TABLES, 0)
@@ -59,7 +57,7 @@ class ComparedLanes:
         self.poll()
 
     def poll(self) -> bool:
-        """Read the rows appended since the last call; whether there were any."""
+        """Read new rows; returns whether there were any."""
         found = [table for table in _TABLES if self._has_new(table)]
         if found:
             self._read.clear()
@@ -81,7 +79,7 @@ class ComparedLanes:
         return bool(mine.any())
 
     def _rows(self, table: str, run_id: int, seq_id: int | None = None) -> RunColumns:
-        """The rows of a lane in a table, of the sequence on show or of another."""
+        """A lane's rows of a table, for the sequence on show or another."""
         key = table, run_id, self.seq_id if seq_id is None else seq_id
         if key not in self._read:
             self._read[key] = RunColumns(self.store, *key)
@@ -98,11 +96,11 @@ class ComparedLanes:
         return tuple(RunRef(self.store, run_id) for run_id in self.run_ids)
 
     def is_noise(self, run_id: int) -> bool:
-        """Whether a lane only tells what the widths of batches do, or a peer's rounding."""
+        """Whether a lane only measures the effect of batch widths, or a peer's rounding."""
         return lane_kind(self.store.runs[run_id]) in (NOISE, PEER_NOISE)
 
     def noise_of(self, run_id: int) -> list[int]:
-        """The noise lanes that a lane is judged by."""
+        """The noise lanes that bound a lane."""
         return noise_of(self.store, run_id) if run_id in self.followers else []
 
     @property
@@ -111,17 +109,17 @@ class ComparedLanes:
 
     @property
     def is_over(self) -> bool:
-        """Whether the lanes have come to their end, or were stopped."""
+        """Whether all lanes have ended or were stopped."""
         return self.store.runs[self.reference].stops is not None
 
     @property
     def n_predict(self) -> int:
-        """Tokens asked for, -1 without a limit."""
+        """Requested tokens, -1 without a limit."""
         options = self.store.runs[self.reference].options
         return -1 if options is None else options.n_predict
 
     def seq_with(self, run_id: int) -> int:
-        """The sequence on show; where a lane was not compared in it, the first in which it was."""
+        """The sequence on show, or the first one in which the lane was compared."""
         for seq_id in (self.seq_id, *self.seq_ids):
             if self._rows("divergence", run_id, seq_id).n:
                 return seq_id
@@ -154,7 +152,7 @@ class ComparedLanes:
         return np.unique(np.concatenate(found))
 
     def round_at(self, run_id: int, pos: int) -> int | None:
-        """The round in which a lane's logits for a position were computed."""
+        """The round that computed a lane's logits for a position."""
         row = self.row_at(run_id, pos)
         return None if row is None else int(self.values(run_id, "round")[row])
 
@@ -165,12 +163,12 @@ class ComparedLanes:
         return int(self.values(run_id, "pos")[found[0]]) if len(found) else None
 
     def row_at(self, run_id: int, pos: int) -> int | None:
-        """Which of a lane's values belongs to a position."""
+        """The index of a position among a lane's values."""
         found = np.flatnonzero(self.values(run_id, "pos") == pos)
         return int(found[0]) if len(found) else None
 
     def measure(self, run_id: int, name: str, pos: int) -> float | None:
-        """One value of a lane at a position, None where it was not recorded.
+        """One value of a lane at a position, None if not recorded.
 
         state_error, conv_error, cells_differ: those after the round of that position.
         """
@@ -186,9 +184,9 @@ class ComparedLanes:
         return None if values[row] == MISSING else float(values[row])
 
     def beyond(self, run_id: int) -> np.ndarray:
-        """Positions at which a lane is beyond the bound, int64 [n] ascending."""
+        """Positions at which a lane exceeds the bound, int64 [n] ascending."""
         nmse = self.values(run_id, "nmse")
-        return self.values(run_id, "pos")[~(nmse <= self.bounds[run_id])]  # NaN is beyond any bound
+        return self.values(run_id, "pos")[~(nmse <= self.bounds[run_id])]  # NaN exceeds any bound
 
     def token_at(self, pos: int) -> int | None:
         """The token that the reference lane chose."""
@@ -199,11 +197,11 @@ class ComparedLanes:
         return int(self.values(run_id, "token_id")[row])
 
     def text(self, token_id: int) -> str:
-        """A token as a reader sees it, in one line; spaces alone have a mark each."""
+        """Display text of a token, in one line; white space alone is marked."""
         return line_text(self.store.pieces.get(token_id, b""), token_id)
 
     def tops(self, run_id: int, pos: int) -> list[tuple[int, float]] | None:
-        """A lane's most probable tokens for a position, None where they were not recorded."""
+        """A lane's most probable tokens for a position, None if not recorded."""
         row = self._token_row(run_id, pos)
         if row is None:
             return None
@@ -230,7 +228,7 @@ class ComparedLanes:
         return f"after the rollback of {undone} by {path} in round {verdict.after_round}"
 
     def _token_row(self, run_id: int, pos: int) -> int | None:
-        """Which of a lane's tokens holds what a lane thought of a chosen token."""
+        """The lane's token row with its logits of a chosen token."""
         index = self._token_rows.setdefault(run_id, {})
         rows, start = self._rows("tokens", run_id), self._n_indexed.get(run_id, 0)
         if start < rows.n:
@@ -241,8 +239,8 @@ class ComparedLanes:
 
 
 def _in_words(verdict: LaneVerdict, bound: float, undone: str) -> str:
-    """The verdict in words; bound: largest NMSE that counts as the same; undone: the rollback
-    before the first divergence."""
+    """The verdict in words; bound: largest NMSE that counts as equal; undone: the rollback before
+    the first divergence."""
     if verdict.verdict == "failed":
         return f"The lane had to stop: {verdict.error}"
     if not verdict.n_positions:

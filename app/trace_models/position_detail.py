@@ -1,4 +1,4 @@
-"""All lanes at one position: their most probable tokens side by side, then their errors."""
+"""Details of all lanes at one position: their most probable tokens, then their errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.trace_models.shown_text import (
 from engine.trace.records import N_TOP
 
 BELOW = "below"
-"""Before how many tokens one is not among."""
+"""Length of the recorded top lists: a missing token ranks below."""
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
     ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
@@ -30,7 +30,7 @@ _MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class DetailCell:
-    """What one lane has in one row. sign: the difference in one character."""
+    """A lane's cell of one row. sign: the difference as one character."""
 
     text: str
     bar: float | None = None
@@ -39,14 +39,14 @@ class DetailCell:
 
 
 DetailRow = tuple[str, str, tuple[DetailCell, ...]]
-"""A token or a measure, its tip, and a cell for each lane."""
+"""A token or a measure, its tooltip, and a cell for each lane."""
 
 
 def detail_rows(lanes: ComparedLanes, pos: int) -> list[DetailRow]:
     """The rows of one position: tokens by the reference's probability, then the measures.
 
-    A token is marked where a lane ranks it otherwise than the reference lane: an arrow and its
-    rank there, or that it is missing among the most probable ones.
+    A token is marked where a lane's rank differs from the reference lane's: with an arrow and the
+    rank, or as missing from the most probable ones.
     """
     tops = {run_id: lanes.tops(run_id, pos) for run_id in lanes.run_ids}
     ranks = {

@@ -1,4 +1,4 @@
-"""The results of a suite, a sweep or tune as the window shows them: named columns."""
+"""Results of a suite, a sweep or tune for the window: named columns."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _LOWER_IS_BETTER = ("_ms", "_bytes", "_s")
 _FEWER_IS_BETTER = ("n_rs_seq", "num_restores", "num_findings")
 
 _ROWS = {SUITE: "request", TUNE: "setting"}
-"""What a row is called, by kind of experiment."""
+"""Names of rows by kind of experiment."""
 _LONGEST, _LONGEST_TIP = 60, 600
 """Characters of a text in a cell, and in its tooltip."""
 
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """values: float64 [n], NaN where there is none, or objects of str. is_figure: measured, not
-    set. is_better_low: whether less of it is better."""
+    """values: float64 [n], NaN if missing, or objects of str. is_figure: measured, not set.
+    is_better_low: whether smaller is better."""
 
     name: str
     title: str
@@ -65,7 +65,7 @@ class ResultColumn:
 
     @property
     def is_better_low(self) -> bool:
-        """Whether less of it is better: times, sizes, counts of what went wrong."""
+        """Whether smaller is better: times, sizes, counts of errors."""
         return self.name.endswith(_LOWER_IS_BETTER) or self.name in _FEWER_IS_BETTER
 
     def text(self, row: int) -> str:
@@ -73,7 +73,7 @@ class ResultColumn:
         return short_text(str(value)) if self.is_text else self.said(float(value))
 
     def said(self, number: float) -> str:
-        """A number as those of this column are written."""
+        """A number in this column's format."""
         if not math.isfinite(number):
             return NOT_OBSERVED
         if self.name.endswith("_bytes") and number >= 0:
@@ -83,7 +83,7 @@ class ResultColumn:
         return significant(number) if self.is_figure else f"{number:g}"
 
     def order(self) -> np.ndarray:
-        """Row indices from the least value to the largest, what has none last: int64 [n]."""
+        """Row indices in ascending order, missing values last: int64 [n]."""
         if not self.is_text:
             return np.argsort(self.values, kind="stable")
         return np.array(
@@ -96,9 +96,9 @@ class ResultColumn:
 
 @dataclass(frozen=True)
 class Results:
-    """n rows. axes: names of the settings that vary. note: what else is to be said of all rows.
-    trace: the folder of a row's trace, None where there is none; error: why a row has no figures,
-    else empty; about: all of a row's settings in words."""
+    """n rows. axes: names of the varied settings. note: applies to all rows. trace: a row's trace
+    folder, or None; error: why a row has no figures, else empty; about: all settings of a row in
+    words."""
 
     path: Path
     title: str
@@ -115,20 +115,18 @@ class Results:
 
     @property
     def figures(self) -> list[ResultColumn]:
-        """What was measured, as far as any row has it."""
+        """Measured columns with at least one value."""
         return [c for c in self.columns if c.is_figure and np.isfinite(c.values).any()]
 
 
 def read(path: Path) -> Results:
-    """Read a results file. Raises TraceFileError for one that cannot be read or is something
-    else."""
+    """Read a results file. Raises TraceFileError if it cannot be read or is something else."""
     found = read_results(path)
     return of_experiment(found, _ROWS.get(found.facts.get("kind", ""), "job"))
 
 
 def of_experiment(found: ExperimentResults, row: str = "job") -> Results:
-    """Results as read. Settings that do not vary are listed once, in the note. row: what a
-    row is called."""
+    """Results for display. Constant settings are listed once, in the note. row: name of a row."""
     values = found.columns
     columns = [ResultColumn("number", row, f"Number of the {row}", values["number"] * 1.0)]
     columns += [

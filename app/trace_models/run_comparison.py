@@ -1,4 +1,4 @@
-"""The figures of two runs side by side, and the first token at which their texts differ."""
+"""Comparison of two runs: figures side by side, and the first token at which their texts differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.trace.token_text import line_text, pieces_at
 
 @dataclass(frozen=True, slots=True)
 class FigurePair:
-    """A figure of two runs, None where it was not observed. unit: "", "count", "bytes" or "ms"."""
+    """A figure of two runs, None if not observed. unit: "", "count", "bytes" or "ms"."""
 
     label: str
     values: tuple[float | None, float | None]
@@ -34,7 +34,7 @@ class FigurePair:
 
     @property
     def ratio_text(self) -> str:
-        """The ratio with two decimals; in significant digits where those would show nothing."""
+        """The ratio with two decimals, or in significant digits if those would be zeros."""
         ratio = self.ratio
         if ratio is None:
             return NOT_OBSERVED
@@ -55,7 +55,7 @@ class FigurePair:
 
 
 def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
-    """The figures that people compare, of both runs as they are now."""
+    """The main figures of both runs at present."""
     one, two = map(_figures, (first, second))
     pairs = [
         FigurePair(label, (one[label], two[label]), unit, tip)
@@ -86,7 +86,7 @@ _COMPARED = (
 def _figures(run: RunRef) -> dict[str, Any]:
     rounds = RunColumns(run.store, "rounds", run.run_id)["round"]
     cost, known = RunCost.of(run), summary(run.store, run.run_id)
-    is_lane = "lane" in run.facts  # without the drafting, which all lanes share
+    is_lane = "lane" in run.facts  # without drafting, which all lanes share
     undone = None if cost.n_removed is None else cost.n_removed + (cost.n_restores or 0)
     return {
         "tokens/s": None if is_lane else known["predicted_per_second"] or None,
@@ -103,8 +103,7 @@ def _figures(run: RunRef) -> dict[str, Any]:
 
 
 def setting_difference(first: RunRef, second: RunRef) -> str:
-    """The options that two runs have otherwise, in one sentence; empty where they have the same
-    or theirs are not known."""
+    """The options that differ, in one sentence; empty if none do or they are unknown."""
     one, two = first.facts.options, second.facts.options
     said = [
         f"{name} {', '.join(options)}"
@@ -119,14 +118,14 @@ def setting_difference(first: RunRef, second: RunRef) -> str:
 
 
 def text_difference(first: RunRef, second: RunRef) -> str:
-    """Where the texts of two runs part, in one sentence; empty while there is no text.
+    """Where the texts of two runs diverge, in one sentence; empty while there is no text.
 
-    Tokens are counted from 1 in what a sequence generated.
+    Tokens are counted from 1 within a sequence's output.
     """
     prompts = [_texts(run, ("prompt",)) for run in (first, second)]
     if all(prompts):
         shared = prompts[0].keys() & prompts[1].keys()
-        # as a whole: models may cut a text into other tokens
+        # as a whole: models may tokenise a text differently
         said = [{s: b"".join(of_run[s][1]) for s in shared} for of_run in prompts]
         differing = sorted(s for s in shared if said[0][s] != said[1][s])
         if len(differing) == len(shared):
@@ -162,8 +161,8 @@ _Text = tuple[np.ndarray, list[bytes]]
 
 
 def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
-    """Number of the first differing token of each; texts that are cut into tokens in other ways are
-    compared byte by byte."""
+    """Index of the first differing token of each; differently tokenised texts are compared
+    bytewise."""
     pieces, others = one[1], two[1]
     i = next((i for i, (a, b) in enumerate(zip(pieces, others, strict=False)) if a != b), None)
     if i is None:
@@ -177,7 +176,7 @@ def _first_unequal(one: _Text, two: _Text) -> tuple[int, int] | None:
 
 
 def _token_at(text: _Text, first: int, offset: int) -> int:
-    """The token that holds a byte, counted from the beginning of token `first`."""
+    """The token that contains a byte offset, counted from token `first`."""
     ends = np.cumsum([len(piece) for piece in text[1][first:]])
     return first + int(np.searchsorted(ends, offset, side="right"))
 

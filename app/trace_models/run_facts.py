@@ -1,5 +1,5 @@
-"""Facts of a run in words, from what the trace keeps of it; of another engine's run also where it
-was observed, what was asked, which columns were reported."""
+"""Facts of a run in words; for another engine's run also how it was observed, what was requested,
+and which columns were reported."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _PATH_NAMES = {"restore_depth": "restore (depth > n_rs_seq)"}
 
 @dataclass(frozen=True, slots=True)
 class LiveNumbers:
-    """None is not observed. tokens_per_step: 1 + accepted / steps. path: of the last round that
-    had something to roll back. seconds: of its rounds, the prompts' included, without pauses. That
-    and tokens_per_second are None of a lane, too: its rounds are timed without the drafting, which
-    is done once for all lanes of a comparison."""
+    """Figures of a run; None = not observed. tokens_per_step: 1 + accepted / steps. path: of the
+    last round with a rollback. seconds: of its rounds, including prompts, without pauses. That and
+    tokens_per_second are None for lanes, whose rounds are timed without the shared drafting."""
 
     rounds: int = 0
     tokens: int | None = 0
@@ -56,7 +55,7 @@ class LiveNumbers:
 
     @classmethod
     def told(cls, summary: Any) -> LiveNumbers:
-        """The figures of a summary (engine.trace.timings); of a file's whatever is a number."""
+        """The figures of a summary (engine.trace.timings); from a file only numbers count."""
         found = summary if isinstance(summary, dict) else {}
         known = {k: v for k, v in found.items() if isinstance(v, int | float)}
         tokens, ms = known.get("predicted_n"), known.get("predicted_ms")
@@ -84,10 +83,10 @@ OURS = "draftscope"
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """The trace that takes the runs of a model. in_use: the model is the one that is open.
+    """The trace of a model's runs. in_use: the model is open.
 
-    is_earlier: an earlier session recorded them. interrupted: those that went on
-    when their window ended; what is in the folder does not say so yet.
+    is_earlier: recorded by an earlier session. interrupted: runs that were active when their window
+    ended; the folder does not say so yet.
     """
 
     model: str
@@ -99,7 +98,7 @@ class ModelRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run as a line of a list; None is not observed. ended: its figures do not change."""
+    """One run as a line of a list; None = not observed. ended: its figures are final."""
 
     run: RunRef
     model: str
@@ -123,12 +122,12 @@ class RunRow:
 
 
 _PLAIN_LANES = (REFERENCE, NOISE, PEER_NOISE)
-"""Lanes that neither draft nor roll back, whatever the comparison's options are."""
+"""Lanes that neither draft nor roll back, whatever the comparison's options."""
 
 
 def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
-    """Two runs in words: what the user calls them, else their numbers; those name runs of one trace
-    only, so that of others the model is named too, and the time where it is the same one."""
+    """Two runs in words: the user's names, else their numbers; across traces with the model, and
+    the time if that is the same."""
     names = [notes_of(run.facts).name for run in (first, second)]
     origins = ["", ""]
     if first.store is not second.store:
@@ -147,12 +146,12 @@ def run_names(first: RunRef, second: RunRef) -> tuple[str, str]:
 
 
 def comparison_label(lanes: tuple[RunRef, ...]) -> str:
-    """Runs that are lanes of one comparison, in words."""
+    """Lanes of one comparison, in words."""
     return f"run {number_of(lanes[0])}, {len(lanes)} lanes"
 
 
 def run_origin(facts: RunFacts) -> str:
-    """Where a run comes from, in a few words: its server, else its engine and model."""
+    """The source of a run, in a few words: its server, else its engine and model."""
     name = str((facts.model or {}).get("name", ""))
     if facts.server and (address := facts.server.address):
         return address.partition("://")[2] or address
@@ -160,7 +159,7 @@ def run_origin(facts: RunFacts) -> str:
 
 
 def run_row(run: RunRef, model: str = "") -> RunRow:
-    """Read a run's facts and figures as they are now."""
+    """A run's facts and figures at present."""
     facts, on_disk = run.facts, run.store.rows_in is not None
     stops = facts.stops  # before the figures: if the run had ended, they are final
     notes = notes_of(facts)
@@ -169,7 +168,7 @@ def run_row(run: RunRef, model: str = "") -> RunRow:
     )
     options = facts.options
     if options and (not options.spec.types or facts.lane_kind in _PLAIN_LANES):
-        options = None  # nothing is drafted
+        options = None  # it drafts nothing
     return RunRow(
         run,
         model,
@@ -193,8 +192,8 @@ def run_row(run: RunRef, model: str = "") -> RunRow:
 
 
 def _drafter(run: RunRef) -> str:
-    """The lane of a comparison, of a fork what it does otherwise, else what drafts; of another
-    engine its name too."""
+    """The lane of a comparison, the changes of a fork, else the drafters; for another engine also
+    its name."""
     facts, fork = run.facts, run.facts.fork
     if facts.lane or not is_ours(facts):
         return run_title(facts)
@@ -208,7 +207,7 @@ def _drafter(run: RunRef) -> str:
 
 
 def other_options(before: RunOptions | None, after: RunOptions | None) -> list[str]:
-    """The options of `after` that `before` has otherwise: "n_max 6"."""
+    """Options of `after` that differ from `before`: "n_max 6"."""
     if before is None or after is None:
         return []
     found = []
@@ -228,13 +227,13 @@ def _option_text(value: Any) -> str:
 
 
 def engine_name(facts: RunFacts) -> str:
-    """The engine that decoded a run; traces of early versions do not say and are our own."""
+    """The engine of a run; early traces do not name it and are our own."""
     engine = facts.source.engine if facts.source else None
     return OURS if engine is None else engine
 
 
 def untold_by(facts: RunFacts, what: str) -> str:
-    """A sentence on what the engine of a run does not report."""
+    """A sentence on what a run's engine does not report."""
     return f"{engine_name(facts) or 'The engine'} does not report {what}."
 
 
@@ -243,14 +242,13 @@ def is_ours(facts: RunFacts) -> bool:
 
 
 def has_no_client(facts: RunFacts) -> bool:
-    """Whether clients are or were waited for, and none has sent a request."""
+    """Whether it waits, or waited, for clients and none has sent a request."""
     return bool(facts.listens_at) and not facts.requests
 
 
 def run_title(facts: RunFacts) -> str:
-    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; of
-    another engine its name, its drafters and the file that tells of it; of a fork, where it
-    goes on from as well."""
+    """The lane of a comparison, else drafters and rollback policy: "draft-mtp · planes"; for
+    another engine its name, its drafters and the source file; for a fork also its origin."""
     if lane := facts.lane:
         return f"lane {lane}"
     if not is_ours(facts):
@@ -274,8 +272,8 @@ def run_marks(facts: RunFacts) -> tuple[str, ...]:
 
 
 def effective(facts: RunFacts, run: RunRef | None = None) -> str:
-    """The parameters in effect, a line for each kind of them; of another engine's run what was
-    observed, also by the rows of `run`."""
+    """The effective parameters, one line per kind; for another engine's run what was observed, also
+    by the rows of `run`."""
     options = facts.options
     if options is None:
         return "" if is_ours(facts) else observed_text(facts, run)
@@ -312,7 +310,7 @@ def effective(facts: RunFacts, run: RunRef | None = None) -> str:
 
 
 def _each(options: Any, *names: str) -> list[str]:
-    """The name and value of each of these options."""
+    """Name and value of each of these options."""
     return [f"{name} {getattr(options, name)}" for name in names]
 
 
@@ -352,12 +350,12 @@ _LOOKED_FOR = (
     ("draft probabilities", "tokens", "draft_p"),
     ("snapshot slots", "memory", "state"),
 )
-"""What a reader of a run looks for, and the column that has it."""
+"""Facts that readers look for, and their columns."""
 _LONGEST = 200
 
 
 def observed_text(facts: RunFacts, run: RunRef | None = None) -> str:
-    """A line for each kind of fact. run: whose rows show what else was observed."""
+    """A line per kind of fact. run: its rows show what else was observed."""
     source = facts.source or SourceFacts()
     engine = " ".join(filter(None, (source.engine, source.version)))
     way = _WAYS.get(facts.attachment or "", "")
@@ -389,8 +387,7 @@ def observed_text(facts: RunFacts, run: RunRef | None = None) -> str:
 
 
 def counts_of(requests: Sequence[RequestFacts]) -> Iterator[str]:
-    """The counts of the requests that have any; without them, from where to where the rates of the
-    requests go."""
+    """The counts of requests that have any, otherwise the range of their rates."""
     of_server = "draft_n_accepted", "draft_n"
     of_record = "num_accepted_draft_tokens", "num_draft_tokens"
     pairs = [
@@ -430,8 +427,8 @@ def _request(request: RequestFacts) -> list[str]:
 
 
 def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> list[str]:
-    """The columns by how they are known, and what is not: a column of which nothing is said is
-    observed where a row of the run has a value, as is one of a run that has ended."""
+    """Columns by how they are known, and the missing ones: without a statement, a column is
+    observed if a row has a value, or if it belongs to a run that has ended."""
     by_state: dict[str, list[str]] = {}
     for _, table, name in _LOOKED_FOR if tables else ():
         known = tables.get(table, {})
@@ -454,8 +451,8 @@ def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> lis
 
 
 def counted_since(store: TraceStore, first_run: int) -> tuple[int, int] | None:
-    """Drafted and accepted tokens of the runs from one on, as rows or replies tell them; None where
-    none does."""
+    """Drafted and accepted tokens of the runs from this one on, from rows or replies; None if
+    unknown."""
     every = (run_id for run_id in list(store.runs) if run_id >= first_run)
     told = (with_told(timings_of(RunColumns(store, "rounds", i)), store, i) for i in every)
     known = [one for one in told if one.get("draft_n") is not None]

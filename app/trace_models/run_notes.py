@@ -1,5 +1,5 @@
-"""Notes that the window keeps in the facts of a run, and so in its trace: the name that the user
-gave it, and what lists of runs show of one whose rows are on disk."""
+"""Run notes that the window stores in the facts of a run: the user's name for it, and what lists
+show while its rows are on disk."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from engine.trace.run_ref import RunColumns, RunRef
 
 FACT = "library"
 SOURCE = "library"
-"""Fact of a trace: the name that its runs are listed under."""
+"""Fact of a trace: the heading of its runs in lists."""
 STARTED = "started"
-"""Fact of a run that this window began: when, in ISO 8601."""
+"""Fact of a run started by this window: its time, ISO 8601."""
 _LONGEST_PROMPT = 200
 
 
 def notes_of(facts: RunFacts) -> RunNotes:
-    """What is kept of a run."""
+    """The notes of a run."""
     return facts.library or RunNotes()
 
 
 def number_of(run: RunRef) -> int:
-    """The number of a run in the list of all: it goes on from session to session. That in its trace
-    where it was given none, of a lane that of its comparison."""
+    """The number of a run across sessions; if it has none, that in its trace, for a lane that of
+    its comparison."""
     number = notes_of(run.facts).number
     if number is None:
         number = run.run_id
@@ -39,31 +39,33 @@ def number_of(run: RunRef) -> int:
 
 
 def run_name(run: RunRef) -> str:
-    """What the user calls a run, else its number: "run 3", of a lane "run 3, planes"."""
+    """The user's name for a run, else its number: "run 3", for a lane "run 3, planes"."""
     lane = f", {run.facts.lane}" if run.facts.lane else ""
     return notes_of(run.facts).name or f"run {number_of(run)}{lane}"
 
 
 def count_runs(runs: Iterable[RunRef]) -> int:
-    """How many there are; lanes of a comparison, which have one number, are one."""
+    """The number of runs; lanes of a comparison count as one."""
     return len({(run.store, number_of(run)) for run in runs})
 
 
 def note(run: RunRef, **changes: Any) -> None:
-    """Keep something else of a run."""
-    run.facts.library = replace(notes_of(run.facts), **changes)  # whole: others may read it
+    """Change notes of a run."""
+    run.facts.library = replace(
+        notes_of(run.facts), **changes
+    )  # replaced as a whole: other threads may read it
 
 
 def describe_prompt(run: RunRef) -> None:
-    """Keep what lists say of the prompt, while its rows are in memory."""
+    """Store the prompt's beginning for lists, while its rows are in memory."""
     found = prompt_text(run)
     if found and notes_of(run.facts).prompt != found:
         note(run, prompt=found)
 
 
 def prompt_text(run: RunRef) -> str:
-    """The beginning of the first sequence's prompt, on one line, or of what was said last in a
-    conversation, which begins alike in all its turns; empty where it is not known."""
+    """The beginning of the first sequence's prompt, on one line; in a conversation, whose turns all
+    begin alike, the last message; empty if unknown."""
     turn = turn_of(run.run_id, run.facts)
     if turn is not None and turn.messages:
         return " ".join(content_of(turn.messages[-1]).split())[:_LONGEST_PROMPT]
@@ -75,7 +77,7 @@ def prompt_text(run: RunRef) -> str:
 
 
 def sent_prompt(facts: RunFacts, seq_id: int = 0) -> str:
-    """The same of what another engine was sent."""
+    """The same for a request to another engine."""
     for request in (facts.requests or [])[seq_id : seq_id + 1]:
         said = request.prompt or "".join(map(content_of, request.messages[-1:]))
         return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT]
@@ -83,13 +85,13 @@ def sent_prompt(facts: RunFacts, seq_id: int = 0) -> str:
 
 
 def reply_texts(facts: RunFacts) -> dict[int, str]:
-    """What another engine replied, by sequence, where the tokens do not say it."""
+    """Another engine's replies by sequence, if tokens do not give them."""
     every = enumerate(facts.requests or ())
     return {seq_id: request.text for seq_id, request in every if request.text}
 
 
 def started_at(facts: RunFacts) -> datetime | None:
-    """When a run began, None where it is not known."""
+    """Start time of a run, None if unknown."""
     try:
         return datetime.fromisoformat(facts.started or "").astimezone()
     except (ValueError, OverflowError, OSError):

@@ -1,6 +1,6 @@
-"""Rows of one run in a table of the trace, found once and read where they are; the x-axis that
-plots of a run share (rounds, emitted tokens or time); the position that all views share; and a
-range of rounds as a subject of its own, with its figures in words."""
+"""Rows of one run in a table, indexed incrementally and read in place; the x-axis shared by plots
+(rounds, emitted tokens or time); the shared cursor position; and ranges of rounds with their
+figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.trace.timings import StepSums, joint_counts, per_position
 
 
 class GrowingArray:
-    """An array with room to spare; `values` is what has been added."""
+    """An array with spare capacity; `values` is the used part."""
 
     def __init__(self, dtype: type[np.generic]) -> None:
         self._array: np.ndarray = np.empty(1024, dtype)
@@ -44,7 +44,7 @@ class GrowingArray:
 
 
 class RunRows:
-    """Rows of a run, numbered from 0 in the order written, which is the order of rounds."""
+    """Rows of a run, numbered from 0 in the order written, which is that of rounds."""
 
     def __init__(self, run: RunRef, table: str) -> None:
         self.run, self.table = run, run.store.tables[table]
@@ -56,7 +56,7 @@ class RunRows:
         return len(self._rows)
 
     def read(self) -> tuple[int, int]:
-        """Read the rows appended since the last call; start and stop of this run's new ones."""
+        """Read new rows; returns start and stop of those of this run."""
         start, stop, first = self._next, len(self.table), len(self._rows)
         self._next = stop
         rows = start + np.flatnonzero(self.table.column("run_id", start, stop) == self.run.run_id)
@@ -72,7 +72,7 @@ class RunRows:
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """Values of a column in rows start..stop of the run, [stop - start]."""
         rows = self._rows.values[start:stop]
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # side by side: no copy
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1:  # contiguous: no copy
             return self.table.column(name, int(rows[0]), int(rows[-1]) + 1)
         values: np.ndarray = self.table.column(name)[rows]
         return values
@@ -86,7 +86,7 @@ class RunRows:
         return [self.row(at) for at in range(*self.between(round_, round_ + 1))]
 
     def add_to(self, sums: StepSums, start: int, stop: int) -> np.ndarray:
-        """Take rows start..stop, of `rounds`, into sums; which of them are steps, bool [n]."""
+        """Add rows start..stop of `rounds` to sums; returns which of them are steps, bool [n]."""
         return sums.add(
             self.column("seq_id", start, stop),
             self.column("num_draft_tokens", start, stop),
@@ -96,20 +96,20 @@ class RunRows:
         )
 
     def seq_in(self, round_: int | None) -> int | None:
-        """The first sequence that has a row in a round, or in any; None without one."""
+        """The first sequence with a row in a round, or in any; None without one."""
         start, stop = (0, len(self)) if round_ is None else self.between(round_, round_ + 1)
         return None if start == stop else int(self.column("seq_id", start, start + 1)[0])
 
     def listed(self, names: Sequence[str], first_round: int, stop_round: int) -> list[list[object]]:
-        """The named columns of all rows of these rounds, row by row; not observed is None."""
+        """The named columns for all rows of these rounds, row by row; None = not observed."""
         rows = map(self.row, range(*self.between(first_round, stop_round)))
         return [[row[name] for name in names] for row in rows]
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the trace: a round of one sequence, and a token position inside it if known.
-    row: of the tokens table, if known: a replacement has the position of what it replaces."""
+    """A place in the trace: a round of one sequence, and a token position in it if known. row: of
+    the tokens table, if known: a replacement has the position of the token it replaces."""
 
     run: RunRef
     seq_id: int
@@ -119,15 +119,15 @@ class Position:
 
 
 UNITS = {"round": "round", "token": "emitted tokens", "time": "time, s"}
-"""What can be counted on the axis, and its label."""
+"""Units of the axis, with labels."""
 
 
 class RunAxis:
-    """Where the rounds of a run lie on the x-axis.
+    """Places of a run's rounds on the x-axis.
 
-    unit "round": round n covers n - 0.5 … n + 0.5. "token": from the tokens that the run had
-    emitted before to those after, over all sequences. "time": from the end of the round before to
-    its own end, seconds without pauses. A round that has no rows has no width in the last two.
+    unit "round": round n covers n - 0.5 … n + 0.5. "token": from the number of tokens emitted
+    before it to the number after it, over all sequences. "time": from the end of the previous round
+    to its own, seconds without pauses. A round without rows has no width in the last two.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class RunAxis:
         self._forget()
 
     def read(self, run: RunRef) -> None:
-        """Read the rounds that joined the run since the last call; another run starts anew."""
+        """Read the run's new rounds; another run resets the axis."""
         rows = self.rows
         if rows is None or rows.run != run:
             self.rows = rows = RunRows(run, "rounds")
@@ -161,7 +161,7 @@ class RunAxis:
 
     def _forget(self) -> None:
         self._rounds = GrowingArray(np.int64)
-        """Those that have rows, ascending; `_ends` is about the same."""
+        """Rounds that have rows, ascending; parallel to `_ends`."""
         self._ends = {"token": GrowingArray(np.float64), "time": GrowingArray(np.float64)}
 
     def starts(self, rounds: np.ndarray) -> np.ndarray:
@@ -181,8 +181,8 @@ class RunAxis:
         return (self.start(round_) + float(self.ends(np.array(round_)))) / 2
 
     def rounds_at(self, x: np.ndarray) -> np.ndarray:
-        """The rounds at places of the axis, int64 of the same shape; beyond its ends, rounds that
-        do not exist."""
+        """The rounds at places of the axis, int64 of the same shape; beyond its ends, numbers
+        without rounds."""
         if self.unit == "round":
             return np.floor(np.asarray(x) + 0.5).astype(np.int64)
         rounds = self._rounds.values
@@ -191,8 +191,8 @@ class RunAxis:
         return np.where(np.asarray(x) < 0, -1, np.append(rounds, beyond)[found])
 
     def between(self, left: float, right: float) -> tuple[int, int]:
-        """The first round in this part of the axis, and the one after the last; the last may not
-        exist yet."""
+        """The first round in this part of the axis, and one past the last; the last may not exist
+        yet."""
         first, last = self.rounds_at(np.array([left, right])).tolist()
         return max(first, 0), max(0, last + 1)
 
@@ -209,7 +209,7 @@ class RunAxis:
         return float(ends[-1]) / len(ends) if len(ends) and ends[-1] else 1.0
 
     def text(self, round_: int) -> str:
-        """A round in words, with its place in the unit of the axis."""
+        """A round in words, with its place in the axis unit."""
         if self.unit == "round":
             return f"round {round_}"
         end = float(self.ends(np.array(round_)))
@@ -222,12 +222,12 @@ class RunAxis:
 
 
 MOST_OVERLAID = 3
-"""Runs that lie over the one on show, at most."""
+"""Most runs overlaid on the one on show."""
 
 
 class RunOverlay:
-    """over: the run on show. others: more runs over it, which are drawn and not compared. Nothing
-    is read from the trace before somebody asks; plots share what was read."""
+    """over: the run on show. others: further runs drawn over it, which are not compared. The trace
+    is read on demand, and plots share what was read."""
 
     def __init__(self, run: RunRef, over: RunRef, others: Sequence[RunRef] = ()) -> None:
         self.run, self.over = run, over
@@ -241,14 +241,14 @@ class RunOverlay:
         return run_names(self.run, self.over)[0]
 
     def axis(self, unit: str) -> RunAxis:
-        """Where the rounds that the run has by now lie, in a unit of `RunAxis`; the first begins
-        where the first of the run on show does."""
+        """Places of the run's present rounds, in a unit of `RunAxis`; the first round is aligned
+        with the first of the run on show."""
         self._axis.unit = unit
         self._axis.read(self.run)
         return self._axis
 
     def rows(self) -> RunRows:
-        """The run's rows of `rounds` by now."""
+        """The run's present rows of `rounds`."""
         rows = self.axis(self._axis.unit).rows
         assert rows is not None
         return rows
@@ -268,7 +268,7 @@ _MOST_RATES = 8
 
 @dataclass(frozen=True, slots=True)
 class RunRange:
-    """Rounds first to last of a run, both included; last None: to its end."""
+    """Rounds first to last of a run, inclusive; last None: to its end."""
 
     run: RunRef
     first: int = 0

@@ -1,4 +1,4 @@
-"""Facts of a server in words, from what it reported of itself and of its slots."""
+"""Facts of a server in words, from its reports on itself and its slots."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_SLOTS = 16
 
 
 def server_name(facts: ServerFacts) -> str:
-    """A server among models: "llama-server 127.0.0.1:8080"."""
+    """Name of a server in lists of models: "llama-server 127.0.0.1:8080"."""
     return f"{facts.engine} {facts.address.partition('://')[2] or facts.address}"
 
 
 def known_facts(
     facts: ServerFacts, slots: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, str]:
-    """Labels and texts of what a server reported; the text is empty where it reported nothing."""
+    """Labels and texts of a server's reports; missing ones are empty."""
     props = facts.props
     data = facts.models.get("data")
     first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
@@ -60,7 +60,7 @@ def known_facts(
 
 
 def slot_lines(slots: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """A line for each slot: "0: generating, 12 tokens of task 3"."""
+    """A line per slot: "0: generating, 12 tokens of task 3"."""
     if slots is None:
         return ["not observed: the server does not report"]
     lines = []
@@ -79,7 +79,7 @@ def slot_lines(slots: Sequence[Mapping[str, Any]] | None) -> list[str]:
 
 
 def _drafting(slots: Sequence[Mapping[str, Any]] | None) -> str:
-    """The drafters of the slots; /props never tells them."""
+    """The drafters of the slots; /props does not contain them."""
     if slots is None:
         return ""
     types = {

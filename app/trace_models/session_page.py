@@ -32,28 +32,28 @@ from engine.trace.run_ref import RunColumns, RunRef
 from resources import SESSION_PAGE, theme_roles
 
 _LANES = 8
-"""Lanes that the plot of divergence has lines for."""
+"""Lanes in the divergence plot."""
 _HEIGHT = 150
 _WIDEST = 8192
-"""Rounds of one image: browsers draw none that is much wider."""
+"""Rounds per image: browsers do not draw much wider ones."""
 _COUNTED = ("tokens", "slot")
-"""What there are no parts of."""
+"""Units that are counted in integers."""
 _PATHS = ("seq_rm", "restore", "restore_depth", "refused")
 
 
 def write_session_page(
     runs: Sequence[RunRef], title: str, path: Path, shown: RunRef | None = None
 ) -> None:
-    """Write the page, in place of an earlier file. Raises OptionError without Bokeh, for too many
-    tokens, and where the system does not let us write."""
+    """Write the page, replacing an earlier file. Raises OptionError without Bokeh, for too many
+    tokens, and if the file cannot be written."""
     page = session_page(runs, title, shown)
     with written_whole(path) as part:
         part.write_bytes(page)
 
 
 def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None) -> bytes:
-    """The whole page as UTF-8. shown: the run that it begins with, None = a lane that is compared,
-    else the first. Raises OptionError without Bokeh, and for too many tokens."""
+    """The whole page as UTF-8. shown: the initial run, None = a compared lane, else the first.
+    Raises OptionError without Bokeh, and for too many tokens."""
     runs = [run for run in runs if RunColumns(run.store, "rounds", run.run_id).n] or runs
     plots, bokeh = _plots(runs)
     data = session_data(runs) | {"title": title, "shown": shown.run_id if shown else None}
@@ -81,13 +81,13 @@ def session_page(runs: Sequence[RunRef], title: str, shown: RunRef | None = None
 
 
 def _hash(script: str) -> str:
-    """A source of the content policy that admits this script alone."""
+    """A content policy source that admits only this script."""
     digest = hashlib.sha256(script.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _block(name: str, value: Any) -> str:
-    """A block of JSON, which no text in it can end."""
+    """A block of JSON that its texts cannot terminate."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -95,7 +95,7 @@ def _block(name: str, value: Any) -> str:
 
 
 def _colours() -> str:
-    """The roles of both themes as variables of CSS, such as --accepted-line."""
+    """The theme roles of both themes as CSS variables, such as --accepted-line."""
     rules = []
     for name in ("light", "dark"):
         roles = theme_roles(name).items()
@@ -105,9 +105,9 @@ def _colours() -> str:
 
 
 def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
-    """The plots as Bokeh's script reads them, of data only the snapshot planes, and that script.
+    """The plots in Bokeh's JSON, with data only for the snapshot planes, and Bokeh's script.
 
-    Sources, plots and markers have names, by which our script fills them. Raises OptionError.
+    Sources, plots and markers have names, through which our script fills them. Raises OptionError.
     """
     try:
         from bokeh.document import Document
@@ -190,7 +190,7 @@ def _plots(runs: Sequence[RunRef]) -> tuple[dict[str, Any], str]:
         lanes.scatter("x", "nmse", source=source, size=3, name=f"lane-{i}")
     lanes.add_layout(Span(name="bound", dimension="width", location=1e-30, line_dash="dashed"))
     document = Document()
-    for made in figures:  # complete by now: whatever joins later takes a look at all of them
+    for made in figures:  # last, because everything added to a document checks the rest
         document.add_root(made)
     script = Resources(mode="inline", components=["bokeh"], minified=True).js_raw[0]
     if "</script" in script:

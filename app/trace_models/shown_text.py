@@ -1,5 +1,5 @@
-"""How figures are written: numbers, sizes, and errors, of which only 0 is called exact; and text of
-others in tooltips and in the words of the window."""
+"""Number formats: figures, sizes, and errors, of which only 0 is shown as exact; and foreign texts
+in tooltips and in the window's terms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_RECORDED = "not recorded"
 
 
 def significant(value: float | None) -> str:
-    """Three significant digits, zeros too, or the mark of a figure not observed."""
+    """Three significant digits, including zeros, or the mark for "not observed"."""
     if value is None:
         return NOT_OBSERVED
     rounded = float(f"{value:.3g}")
@@ -29,7 +29,7 @@ def significant(value: float | None) -> str:
 
 
 def probability_text(value: float | None) -> str:
-    """Three decimals; what they would round away as 1.2e-4; a dash for one not observed."""
+    """Three decimals, or 1.2e-4 where those would be zeros; a dash if not observed."""
     if value is None:
         return NOT_OBSERVED
     if 0 < value < 0.001:
@@ -39,12 +39,12 @@ def probability_text(value: float | None) -> str:
 
 
 def whole_text(value: object) -> str:
-    """A whole number, or the mark of one not observed (None)."""
+    """An integer, or the mark for "not observed" (None)."""
     return NOT_OBSERVED if value is None else f"{value:,}"
 
 
 def size_or_none(n_bytes: int | None) -> str:
-    """A size, or the mark of one not observed (None)."""
+    """A size, or the mark for "not observed" (None)."""
     return NOT_OBSERVED if n_bytes is None else size_text(n_bytes)
 
 
@@ -60,7 +60,7 @@ def short_count(n: int) -> str:
 
 
 def error_text(value: float | None) -> str:
-    """At most three significant digits; no error at all is "exact", no value a dash."""
+    """At most three significant digits; 0 is "exact", None a dash."""
     if value is None:
         return NOT_OBSERVED
     if not math.isfinite(value):
@@ -71,8 +71,8 @@ def error_text(value: float | None) -> str:
 
 
 def plain_tip(text: str) -> str:
-    """The text, so that a tooltip shows it as it is written, loads nothing that it names, and no
-    character in it turns the direction of what follows."""
+    """A text that a tooltip shows literally: it loads nothing, and no character changes the text
+    direction."""
     text = visible(text, keep_lines=True)
     if not Qt.mightBeRichText(text):
         return text
@@ -80,8 +80,8 @@ def plain_tip(text: str) -> str:
 
 
 def in_window(text: str) -> str:
-    """ "Raise -c" as "Raise “context”", a page of `draftscope help` as Help; flags without a field
-    stay as they are, but for what is left to the terminal."""
+    """A message in the window's terms: "Raise -c" becomes "Raise “context”", a page of `draftscope
+    help` becomes Help; flags without a field stay, as do texts that concern the terminal."""
     text = _PAGE.sub("Help (Shift+F1)", _TERMINAL.sub("", text))
     return _FLAG.sub(lambda found: _FIELDS.get(found[0], found[0]), text)
 

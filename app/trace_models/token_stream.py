@@ -1,4 +1,4 @@
-"""Token rows of the trace as streams to display, one per sequence."""
+"""Token streams for display, one per sequence."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ROWS_PER_POLL = 16_384
 
 
 class TokenStream:
-    """The tokens of one sequence in the order in which they are read.
+    """The tokens of one sequence in reading order.
 
-    Columns of equal length: texts (as displayed, where a line feed breaks the line), kinds
-    (codes of TOKEN_KINDS), replayed (1 where the token was decoded again after a restore),
-    rounds and rows (index into the tokens table).
+    Columns of equal length: texts (for display, with line feeds), kinds (codes of TOKEN_KINDS),
+    replayed (1 if the token was decoded again after a restore), rounds and rows (index into the
+    tokens table).
 
-    A replayed row repeats a token that is already in the stream, so it marks that token and
-    adds none; only a replayed row that repeats nothing is shown as a token of its own.
+    A replayed row repeats a token that is already in the stream, so it marks that token; only a
+    replayed row that repeats nothing becomes a token of its own.
     """
 
     def __init__(self, run: RunRef, seq_id: int) -> None:
@@ -43,7 +43,7 @@ class TokenStream:
         self.rounds = array("q")
         self.rows = array("q")
         self.n_marked = 0
-        """How often a token was marked that was here before."""
+        """Number of marks set on earlier tokens."""
         self._text_positions = array("q")
         self._text_rows = array("q")
         self._forms: dict[int, str] = {}
@@ -116,8 +116,8 @@ class TokenStream:
         return self._text_rows[at]
 
     def _display(self, ids: np.ndarray, texts: np.ndarray, kinds: np.ndarray) -> list[str]:
-        """Tokens as displayed. ids, texts, kinds: [n] each; what has a text of its own goes by it,
-        as a source below -1; -1 is a token without either."""
+        """Tokens for display. ids, texts, kinds: [n] each; tokens with a text of their own are
+        keyed by it, as codes below -1; -1 is a token without id and text."""
         sources = np.where(texts > 0, -1 - texts.astype(np.int64), np.maximum(ids, -1))
         keys = sources * len(_FORMS) + _FORM_OF_KIND[kinds]
         forms = self._forms
@@ -133,7 +133,7 @@ class TokenStream:
 
 
 class RunStreams:
-    """The streams of all sequences of one run, read from the tokens table as it grows."""
+    """The streams of a run's sequences, read from the growing tokens table."""
 
     def __init__(self, run: RunRef) -> None:
         self.run, self.store = run, run.store
@@ -143,11 +143,11 @@ class RunStreams:
 
     @property
     def behind(self) -> int:
-        """Rows of the table that have not been read yet."""
+        """Rows not read yet."""
         return len(self.store.tokens) - self._next_row
 
     def poll(self) -> set[int]:
-        """Read some of the new rows; the sequences that got any."""
+        """Read some of the new rows; returns the sequences that changed."""
         table = self.store.tokens
         start = self._next_row
         stop = min(len(table), start + _ROWS_PER_POLL)

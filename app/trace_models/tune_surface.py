@@ -1,5 +1,5 @@
-"""Speed over (n_max, p_min) for the run on show: what is asked, what came of it, and in words; and
-heat maps, tables of values drawn as colours."""
+"""The speed estimate over (n_max, p_min) for the run on show: request, result and texts; and heat
+maps, tables of values shown as colours."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from engine.plain_text import counted
 from engine.trace.run_ref import RunRef
 
 MOST_ROUNDS = 4000
-"""That a surface is estimated from, the newest ones."""
+"""Most rounds used for an estimate, the newest ones."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
 _APART = 1.25
-"""A measured speed that differs by this factor from the estimated one is worth a word."""
+"""Ratio of measured and estimated speed that is reported."""
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
-"""Rules that p_min matters to."""
+"""Rules affected by p_min."""
 
 
 SurfaceRequest = tuple[RunRef, str]
-"""Estimate a run's speed under a rule of RULES, by its name."""
+"""A request for a run's estimated speed under one of RULES."""
 
 
 @dataclass(frozen=True)
 class TuneSurface:
-    """surface: of n_rounds rounds. current: row and column of the run's own setting among them,
-    None for one that is not there. recorded_floor: the p_min that the run had; below it nothing
-    was recorded. rare_widths: of the verify passes that are asked for, those timed a few times
-    only. measured: the tokens per second that the run had, 0 for none. gain: of the best over the
-    current setting (engine.analysis.what_if.surface)."""
+    """surface: from n_rounds rounds. current: row and column of the run's own setting, None if it
+    is not among them. recorded_floor: the run's p_min, below which nothing was recorded.
+    rare_widths: requested verify widths that were timed only a few times. measured: the run's
+    tokens per second, 0 for none. gain: of the best over the current setting
+    (engine.analysis.what_if.surface)."""
 
     request: SurfaceRequest
     surface: Surface
@@ -52,7 +52,7 @@ class TuneSurface:
 
     @property
     def is_timed(self) -> bool:
-        """Whether there are speeds; else there are tokens per round alone."""
+        """Whether there are speeds, or only tokens per round."""
         return self.surface.best is not None
 
     def setting(self, n: int, p: int) -> tuple[int, float]:
@@ -61,7 +61,7 @@ class TuneSurface:
 
 
 def estimate(request: SurfaceRequest) -> TuneSurface | None:
-    """The surface of a run; None where it has no draft. May run outside the window's thread."""
+    """The surface of a run; None without drafts. Thread-safe."""
     run, rule_name = request
     rounds = RecordedRounds.of(run, newest=MOST_ROUNDS)
     if not rounds.n_drafts:
@@ -97,13 +97,13 @@ def _rare(costs: RoundCosts | None, widest: int) -> tuple[int, ...]:
 
 
 def recorded_setting(run: RunRef) -> tuple[int, float]:
-    """n_max and p_min in effect, 0 where they are not known."""
+    """The effective n_max and p_min, 0 if unknown."""
     spec = run.facts.options.spec if run.facts.options else None
     return (spec.n_max, min(max(spec.p_min, 0.0), 1.0)) if spec else (0, 0.0)
 
 
 def _lengths(longest: int, own: int) -> list[int]:
-    """Lengths of drafts to estimate: all, or of many those that differ enough."""
+    """Draft lengths to estimate: all, or a spaced selection."""
     if longest <= _ALL_UP_TO:
         return list(range(1, longest + 1))
     more = np.geomspace(_ALL_UP_TO // 2, longest, _MOST_LENGTHS - _ALL_UP_TO // 2 + 1)
@@ -112,7 +112,7 @@ def _lengths(longest: int, own: int) -> list[int]:
 
 
 def heat_map(found: TuneSurface) -> HeatMap:
-    """Tokens per second, or per round where the run was not timed; n_max to the right, p_min up."""
+    """Tokens per second, or per round if the run was not timed; n_max to the right, p_min up."""
     one = found.surface
     values = (one.tokens_per_second if found.is_timed else one.tokens_per_round).T
     marks = {}
@@ -138,7 +138,7 @@ def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
 
 
 def _is_shown(found: TuneSurface) -> bool:
-    """Whether the fastest is so beyond the run's own spread, or there is nothing to compare."""
+    """Whether the fastest exceeds the run's own spread, or there is nothing to compare."""
     best = found.surface.best
     if best is None or found.current == best:
         return True
@@ -149,7 +149,7 @@ def _is_shown(found: TuneSurface) -> bool:
 
 
 def headline(found: TuneSurface) -> str:
-    """The best setting against the one in effect and plain decoding."""
+    """The best setting against the current one and plain decoding."""
     best = found.surface.best
     if best is None:
         why = "a lane has no speed of its own" if found.request[0].facts.lane else "not timed"
@@ -175,7 +175,7 @@ def headline(found: TuneSurface) -> str:
 
 
 def note(found: TuneSurface) -> str:
-    """What the estimate rests on."""
+    """What the estimate is based on."""
     rounds = counted(found.n_rounds, "round")
     words = f"Estimated from {rounds}, the range by the costs of each quarter.{_measured(found)}"
     if rare := found.rare_widths:
@@ -189,7 +189,7 @@ def note(found: TuneSurface) -> str:
 
 
 def _measured(found: TuneSurface) -> str:
-    """What the run itself had, where that is not what is estimated for its setting."""
+    """The run's own speed, if it differs from the estimate."""
     if found.request[0].facts.lane:
         return " Lanes share their drafts, so that they have no speed of their own."
     if not _is_apart(found):
@@ -228,7 +228,7 @@ def readout(found: TuneSurface, n: int, p: int) -> str:
 
 
 def rows(found: TuneSurface) -> tuple[list[str], list[list[object]]]:
-    """Every cell as numbers; None is not known."""
+    """Every cell as numbers; None = unknown."""
     one = found.surface
     columns: dict[str, Any] = {
         "tokens_per_second": one.tokens_per_second,
@@ -263,15 +263,14 @@ def _known(value: float) -> float | None:
 
 BEST, CURRENT = "best", "current"
 _LEAST = 0.1
-"""Share of the full colour that the lowest value has."""
+"""Colour strength of the lowest value."""
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """values: float [n_y, n_x], NaN where there is none; row 0 is drawn at the bottom. y_name:
-    empty for a single row without a name. texts: of the cells, [n_y][n_x]. marks: BEST
-    or CURRENT by (row, column); a cell may be both. grounds: names of theme colours of the cells,
-    [n_y][n_x], in place of those by value."""
+    """values: float [n_y, n_x], NaN if missing; row 0 is at the bottom. y_name: empty for a single
+    unnamed row. texts: of the cells, [n_y][n_x]. marks: BEST or CURRENT by (row, column); a cell
+    may have both. grounds: theme colours of the cells, [n_y][n_x], overriding those by value."""
 
     x_name: str
     y_name: str
@@ -283,14 +282,13 @@ class HeatMap:
     grounds: tuple[tuple[str, ...], ...] = ()
 
     def place(self, row: int, column: int) -> str:
-        """Where a cell is, in words."""
+        """A cell's place in words."""
         across = f"{self.x_name} {self.x_labels[column]}"
         return f"{across}, {self.y_name} {self.y_labels[row]}" if self.y_name else across
 
     @property
     def shares(self) -> np.ndarray:
-        """Where each value lies between the lowest, 0, and the highest, 1; NaN where there is
-        none."""
+        """Each value scaled to 0 (lowest) … 1 (highest); NaN if missing."""
         known = self.values[np.isfinite(self.values)]
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         if high <= low:
@@ -300,12 +298,12 @@ class HeatMap:
 
 
 def cell_colours(theme: Theme, share: float, name: str = "") -> tuple[QColor, QColor]:
-    """The colours of a cell and of the text in it; the ground changes into the accent, or has a
+    """Background and text colour of a cell; the background blends into the accent, or has a
     name."""
     ground = theme.color(name or "plot.background")
     if not name:
         ground = mixed(ground, theme.color("ui.accent"), _LEAST + (1 - _LEAST) * share)
-    inks = QColor("black"), QColor("white")  # on any ground, one of them has 4.5 : 1
+    inks = QColor("black"), QColor("white")  # on any background one of them has 4.5 : 1
     return ground, max(inks, key=lambda ink: contrast(ink, ground))
 
 

@@ -1,1 +1,1 @@
-"""Painted and composed widgets that know nothing of the engine."""
+"""Painted and composed widgets, independent of the engine."""

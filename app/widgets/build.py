@@ -1,4 +1,4 @@
-"""Widgets made with their properties, rows and columns of them, in one expression each; dialogs."""
+"""Builders for widgets, rows, columns and dialogs, one expression each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from PySide6.QtWidgets import (
 from app.trace_models.shown_text import plain_tip
 
 Part = QWidget | QLayout | int | tuple[Any, ...]
-"""What lies in a row or column: a widget, a layout, a stretch, or the arguments of addWidget."""
+"""An element of a row or column: a widget, a layout, a stretch, or the arguments of addWidget."""
 Margins = tuple[int, int, int, int]
 """Left, top, right, bottom, in pixels."""
 _W = TypeVar("_W", bound=QWidget)
@@ -37,10 +37,9 @@ _L = TypeVar("_L", bound=QBoxLayout)
 def made(
     kind: Callable[..., _W], *args: Any, bold: bool = False, muted: bool = False, **properties: Any
 ) -> _W:
-    """A widget with these of Qt's properties; the name of a signal connects it, to a function or
-    another signal. muted: in the colour of what can be overlooked. Raises AttributeError for a name
-    that is neither."""
-    # PySide would call a signal that is given as a keyword, which cannot be called
+    """A widget with these Qt properties; a signal's name connects it, to a function or another
+    signal. muted: in a subdued colour. Raises AttributeError for an unknown name."""
+    # PySide would call a signal given as a keyword, which is not callable
     signals = {k: v for k, v in properties.items() if isinstance(v, SignalInstance)}
     widget = kind(*args, **{k: v for k, v in properties.items() if k not in signals})
     for name, signal in signals.items():
@@ -55,7 +54,7 @@ def made(
 
 
 def action_button(action: QAction, **more: Any) -> QToolButton:
-    """A flat button with the icon of an action, named as it is. more: as for made()."""
+    """A flat button with an action's icon and name. more: see made()."""
     name = action.text().replace("&", "")
     return made(QToolButton, defaultAction=action, autoRaise=True, accessibleName=name, **more)
 
@@ -63,15 +62,15 @@ def action_button(action: QAction, **more: Any) -> QToolButton:
 def key_in(
     widget: QWidget, key: str | Qt.Key | QKeySequence.StandardKey, does: Callable[[], object]
 ) -> None:
-    """A key that does something while a widget has the focus."""
+    """A key binding while a widget has the focus."""
     shortcut = QShortcut(QKeySequence(key), widget)
     shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
     shortcut.activated.connect(does)
 
 
 def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) -> bool:
-    """Whether an event asks for a tooltip, which is shown then: what `text_at` gives for a place
-    of the widget, none where that is empty."""
+    """Handle a tooltip event, showing `text_at` of the place, nothing if that is empty; returns
+    whether it was one."""
     if not isinstance(event, QHelpEvent) or event.type() != QEvent.Type.ToolTip:
         return False
     QToolTip.showText(event.globalPos(), plain_tip(text_at(event.pos())), widget)
@@ -79,7 +78,7 @@ def shows_tip(event: QEvent, widget: QWidget, text_at: Callable[[QPoint], str]) 
 
 
 class TipWidget(QWidget):
-    """A drawing that says in a tooltip what is at a place of it."""
+    """A drawing with tooltips by place."""
 
     def tip_at(self, at: QPoint) -> str:
         raise NotImplementedError
@@ -89,7 +88,7 @@ class TipWidget(QWidget):
 
 
 def scrolling(area: QScrollArea, page: QWidget, name: str = "") -> QScrollArea:
-    """An area without a frame in which a page scrolls up and down."""
+    """A frameless area that scrolls a page vertically."""
     area.setAccessibleName(name)
     area.setFrameShape(QFrame.Shape.NoFrame)
     area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -106,7 +105,7 @@ def words(
     selectable: bool = False,
     **more: Any,
 ) -> QLabel:
-    """A label of plain text. shrinks: it asks for no width. more: as for made()."""
+    """A plain-text label. shrinks: it requires no width. more: see made()."""
     label = made(QLabel, text, textFormat=Qt.TextFormat.PlainText, wordWrap=wraps, **more)
     if shrinks:
         label.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -118,15 +117,15 @@ def words(
 def hbox(
     *parts: Part, of: QWidget | None = None, margins: Margins | None = None, spacing: int = -1
 ) -> QHBoxLayout:
-    """Parts from left to right. of: the widget that they fill. margins, spacing: pixels, the
-    style's where they are not given."""
+    """Elements from left to right. of: the widget to fill. margins, spacing: pixels, by default the
+    style's."""
     return _filled(QHBoxLayout(), parts, of, margins, spacing)
 
 
 def vbox(
     *parts: Part, of: QWidget | None = None, margins: Margins | None = None, spacing: int = -1
 ) -> QVBoxLayout:
-    """Parts from top to bottom, otherwise as hbox()."""
+    """Elements from top to bottom, otherwise as hbox()."""
     return _filled(QVBoxLayout(), parts, of, margins, spacing)
 
 
@@ -153,7 +152,7 @@ CANCEL, CLOSE = QDialogButtonBox.StandardButton.Cancel, QDialogButtonBox.Standar
 
 
 class ModelessDialog(QDialog):
-    """Does not block the window, and is gone once it is closed."""
+    """A dialog that does not block the window, deleted on closing."""
 
     def __init__(self, title: str, parent: QWidget) -> None:
         super().__init__(parent)
@@ -163,10 +162,10 @@ class ModelessDialog(QDialog):
     def lay_out(
         self, *parts: Part, act: str, leave: QDialogButtonBox.StandardButton = CANCEL
     ) -> QPushButton:
-        """Lay parts out one under the other, above a button that leaves and one that acts, which
-        is returned: it accepts, also by Return."""
+        """Stack elements above a button that leaves and one that acts, which is returned; Return
+        presses it."""
         buttons = made(QDialogButtonBox, leave, accepted=self.accept, rejected=self.reject)
         button = buttons.addButton(act, QDialogButtonBox.ButtonRole.AcceptRole)
         vbox(*parts, buttons, of=self)
-        button.setDefault(True)  # in the dialog by now: before, Return would leave
+        button.setDefault(True)  # inside the dialog by now; before that, Return would leave
         return button

@@ -1,5 +1,5 @@
-"""Messages in panels: what an empty one is for, with the actions that fill it, and a sentence after
-the icon of its severity."""
+"""Messages in panels: the purpose of an empty panel, with actions that fill it, and a sentence with
+a severity icon."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MARGIN = _GAP = 8
 
 
 class EmptyState(QWidget):
-    """A title, one sentence, and a button for each action. Where they have no room the buttons go
-    first, then the title; the tooltip then has what is cut of the sentence.
+    """A title, one sentence, and a button for each action. If space is short, the buttons disappear
+    first, then the title; the tooltip then has the full sentence.
 
-    waits_for_run: it goes away when a run is on show; the window then knows what to offer.
+    waits_for_run: it disappears when a run is on show; the window then knows what to offer.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class EmptyState(QWidget):
         self.offer(actions)
 
     def say(self, title: str = "", text: str = "") -> None:
-        """Another title and sentence, without the buttons; without any the first ones again."""
+        """Replace title and sentence and hide the buttons; without arguments restore the first
+        ones."""
         words = title or self._first[0], text or self._first[1]
         if words == self.words and self._says_other == bool(title):
             return
@@ -61,33 +62,35 @@ class EmptyState(QWidget):
         self._fit()
 
     def say_what(self) -> None:
-        """What the panel shows, without what to press for it: that has been done."""
+        """Show the panel's purpose without instructions that have been followed already."""
         self.say(text=self._first[1].partition(" Press ")[0])
 
     def change(self, title: str, text: str) -> None:
-        """Have these as the first title and sentence, above the buttons."""
+        """Replace the initial title and sentence, above the buttons."""
         is_first, self._first = self.words == self._first, (title, text)
         if is_first:
             self.say()
 
     def set_brief(self, brief: bool) -> None:
-        """The sentence alone: what to do is plain from the rest of the window."""
+        """Show the sentence alone, if the rest of the window makes the action obvious."""
         self._is_brief = brief
         self._fit()
 
     @property
     def words(self) -> tuple[str, str]:
-        """Title and sentence on show."""
+        """The current title and sentence."""
         return self._heading.text(), self._body.whole
 
     def offer(self, actions: Sequence[QAction]) -> None:
-        """Add a button for each action; it is enabled while the action is."""
+        """Add a button for each action, enabled with the action."""
         self._offered += [self._button(action) for action in actions]
         self._n_columns = 0
         self._fit()
 
     def _button(self, action: QAction) -> QPushButton:
-        button = QPushButton(action.text().replace("&", ""))  # the same key twice would be none
+        button = QPushButton(
+            action.text().replace("&", "")
+        )  # the same shortcut twice would disable it
         button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         button.clicked.connect(lambda: self._trigger(action, button))
         action.changed.connect(partial(_follow, button, action))
@@ -95,7 +98,7 @@ class EmptyState(QWidget):
         return button
 
     def _trigger(self, action: QAction, button: QPushButton) -> None:
-        """The keys stay in the panel, also where the button goes: Qt would give them to another."""
+        """Keep the focus in the panel when the button disappears; Qt would move it elsewhere."""
         panel = self.parentWidget()
         if button.hasFocus() and panel is not None:
             panel.setFocus()
@@ -107,7 +110,7 @@ class EmptyState(QWidget):
         return QSize(0, 2 * self.fontMetrics().height())
 
     def _place(self, n_columns: int) -> None:
-        """Put the buttons into this many columns."""
+        """Arrange the buttons in this many columns."""
         if n_columns == self._n_columns:
             return
         self._n_columns = n_columns
@@ -116,7 +119,7 @@ class EmptyState(QWidget):
             self._buttons.addWidget(button, row, column, Qt.AlignmentFlag.AlignCenter)
 
     def _columns(self) -> int:
-        """Most columns of buttons that the width has room for."""
+        """Columns of buttons that fit the width."""
         widths = [button.sizeHint().width() for button in self._offered]
         gap, room = self._buttons.horizontalSpacing(), self.contentsRect().width() - 2 * _MARGIN
         for n in range(len(widths), 1, -1):
@@ -143,7 +146,7 @@ class EmptyState(QWidget):
 
 
 def _follow(button: QPushButton, action: QAction) -> None:
-    """What it needs while it is disabled is in its tooltip."""
+    """While disabled, its tooltip says what it needs."""
     button.setEnabled(action.isEnabled())
     button.setToolTip(action.toolTip())
 

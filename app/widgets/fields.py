@@ -1,5 +1,5 @@
-"""Form fields: numbers with a range and a first value, names ticked in a menu, and a guard for
-fields on a page that scrolls."""
+"""Form fields: numbers with a range, names chosen in a menu, and a guard for fields on a scrolling
+page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Box = TypeVar("_Box", QSpinBox, QDoubleSpinBox)
 
 
 class WheelGuard(QObject):
-    """Scrolling a page must not change a field of it that happens to be under the pointer."""
+    """Prevents the wheel from changing a field under the pointer while a page scrolls."""
 
     def __init__(self, page: QWidget) -> None:
         super().__init__(page)
@@ -54,12 +54,12 @@ class WheelGuard(QObject):
 
 
 def whole(low: int, high: int, value: int, special: str = "") -> QSpinBox:
-    """A whole number; `special` is shown for the lowest."""
+    """An integer field; `special` is shown for the minimum."""
     return _number(QSpinBox(), low, high, value, special)
 
 
 def real(low: float, high: float, value: float, special: str = "") -> QDoubleSpinBox:
-    """A number with two decimals; `special` is shown for the lowest."""
+    """A number field with two decimals; `special` is shown for the minimum."""
     return _number(made(QDoubleSpinBox, singleStep=0.05, decimals=2), low, high, value, special)
 
 
@@ -82,7 +82,7 @@ def choice(names: Mapping[str, str], current: str) -> QComboBox:
 
 
 def typed_choice(names: Sequence[str]) -> QComboBox:
-    """Names, and any other that is typed. The first Return acts, as it completes nothing."""
+    """An editable choice of names. The first Return acts, because nothing is completed."""
     field = made(QComboBox, editable=True)
     field.addItems(names)
     field.setCompleter(None)  # type: ignore[arg-type]
@@ -90,19 +90,19 @@ def typed_choice(names: Sequence[str]) -> QComboBox:
 
 
 def shown_choice(name: str) -> QComboBox:
-    """A choice of what is on show, as wide as its longest name also when names come later."""
+    """A choice of what to show, as wide as its longest name, also for names added later."""
     box = made(QComboBox, accessibleName=name, toolTip=name, focusPolicy=Qt.FocusPolicy.StrongFocus)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
     return box
 
 
 def text(placeholder: str) -> QLineEdit:
-    """A line of text; a dropped model is for the window."""
+    """A line of text; dropped models go to the window."""
     return made(QLineEdit, placeholderText=placeholder, acceptDrops=False)
 
 
 def text_box(name: str, placeholder: str) -> QPlainTextEdit:
-    """Lines of text; Tab leaves it, and a dropped model is for the window."""
+    """A multi-line text; Tab leaves it, and dropped models go to the window."""
     box = made(QPlainTextEdit, accessibleName=name, placeholderText=placeholder)
     box.setTabChangesFocus(True)
     box.setAcceptDrops(False)
@@ -110,8 +110,7 @@ def text_box(name: str, placeholder: str) -> QPlainTextEdit:
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
-    """The path of a file, typed or chosen; of a folder without `accepted`, filters of the
-    dialog."""
+    """A file path, typed or chosen; a folder without `accepted`, the dialog's filters."""
     line = text(placeholder)
     drawing = line.style().standardIcon(QStyle.StandardPixmap.SP_DialogOpenButton)
     browse = line.addAction(drawing, QLineEdit.ActionPosition.TrailingPosition)
@@ -130,7 +129,7 @@ def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
 
 
 def reading(field: QWidget) -> str:
-    """The value of a field, or of a row of fields side by side, as text for a summary."""
+    """The value of a field, or of a row of fields, as text for a summary."""
     match field:
         case QSpinBox() | QDoubleSpinBox():
             special = field.specialValueText()
@@ -147,13 +146,13 @@ def reading(field: QWidget) -> str:
 
 
 def _numbers(field: QWidget) -> list[QSpinBox | QDoubleSpinBox]:
-    """The numbers in a row of fields side by side."""
+    """The number fields in a row."""
     parts = field.findChildren(QAbstractSpinBox)
     return [part for part in parts if isinstance(part, QSpinBox | QDoubleSpinBox)]
 
 
 def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
-    """Numbers in one row, each with its name before the figure."""
+    """Number fields in one row, each prefixed with its name."""
     row = hbox(of=(box := QWidget()), margins=(0, 0, 0, 0), spacing=4)
     for name, field in fields.items():
         field.setPrefix(f"{name} ")
@@ -164,7 +163,7 @@ def side_by_side(fields: dict[str, QSpinBox | QDoubleSpinBox]) -> QWidget:
 
 
 def new_form() -> QFormLayout:
-    """An empty form in the house's spacing."""
+    """An empty form with the standard spacing."""
     form = QFormLayout()
     form.setContentsMargins(0, 0, 0, 0)
     form.setHorizontalSpacing(10)
@@ -174,7 +173,7 @@ def new_form() -> QFormLayout:
 
 
 def add_row(form: QFormLayout, label: str, field: QWidget, tip: str, name: str = "") -> None:
-    """Append a field that says what it is; name: how it is called where the label does not."""
+    """Append a labelled field; name: its accessible name if the label does not suffice."""
     name = name or label.replace("&", "")
     numbers = _numbers(field)
     for widget, prefix in ((field, ""), *((part, part.prefix().strip()) for part in numbers)):
@@ -190,10 +189,10 @@ NONE = "none"
 
 
 class NamesChoice(QToolButton):
-    """Shows the chosen names in the order in which they were given, whatever was ticked first.
+    """A multiple choice of names, shown in their given order.
 
-    names: with what the tip of each says.
-    changed: the choice is another one. chosen: the user made it. alarming: any choice is red.
+    names: with the text of each tooltip. changed: the choice has changed. chosen: by the user.
+    alarming: any choice is red.
     """
 
     changed = Signal()
@@ -237,13 +236,13 @@ class NamesChoice(QToolButton):
             self.changed.emit()
 
     def set_refused(self, reasons: Mapping[str, str]) -> None:
-        """Disable names and say why; all others can be chosen."""
+        """Disable names with a reason; all others are enabled."""
         for name, action in self.actions_by_name.items():
             action.setEnabled(name not in reasons)
             action.setToolTip(reasons.get(name, self._tips[name]))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """The arrow that it shows: Qt's buttons would go on to the next field."""
+        """The down arrow opens the menu; Qt's buttons would move to the next field."""
         if event.key() == Qt.Key.Key_Down:
             self.showMenu()
         else:
@@ -260,7 +259,7 @@ class NamesChoice(QToolButton):
         return self.style().sizeFromContents(kind, self._as_box(), text, self)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
-        """As the boxes around it."""
+        """Painted like the neighbouring combo boxes."""
         painter = QStylePainter(self)
         painter.drawComplexControl(QStyle.ComplexControl.CC_ComboBox, self._as_box())
         painter.drawControl(QStyle.ControlElement.CE_ComboBoxLabel, self._as_box())
@@ -273,7 +272,7 @@ class NamesChoice(QToolButton):
         return option
 
     def _colour(self) -> None:
-        """Red while an alarming name is chosen: tool buttons paint no foreground role."""
+        """Red while an alarming name is chosen: tool buttons ignore foreground roles."""
         if not self._alarming:
             return
         role = QPalette.ColorRole
@@ -293,7 +292,7 @@ class NamesChoice(QToolButton):
 
 
 class _StayingMenu(QMenu):
-    """Stays open while entries are ticked, so that several can be."""
+    """A menu that stays open while entries are ticked."""
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         if not self._toggle():

@@ -1,5 +1,5 @@
-"""Widgets for little room: labels with an ellipsis or with lines that unfold, pages that scroll up
-and down, and a rounded button that floats over a view ("To the end")."""
+"""Space-saving widgets: labels with an ellipsis or with expandable lines, scrolling pages, and a
+rounded button floating over a view ("To the end")."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from engine.report.text import visible
 
 
 class ElidedLabel(QLabel):
-    """A label that asks for no width and shows its text as it is written; on more lines than one
-    only while it wraps words."""
+    """A label that requires no width and shows its text literally; on several lines only while it
+    wraps."""
 
     def __init__(self, text: str = "", parent: QWidget | None = None, **properties: Any) -> None:
         super().__init__(parent, **properties)
@@ -49,7 +49,8 @@ _LEAST_CHARACTERS = 12
 
 
 class ClampedLabel(QLabel):
-    """Wraps at its width; the height follows. The tooltip has all of the text while it is cut."""
+    """A label that wraps at its width and adjusts its height. While it is cut, its tooltip has the
+    whole text."""
 
     cut_changed = Signal(bool)
 
@@ -77,7 +78,7 @@ class ClampedLabel(QLabel):
             self.updateGeometry()
 
     def n_lines(self, width: int) -> int:
-        """How many the whole text takes."""
+        """Number of lines of the whole text."""
         return len(self._lines(width))
 
     def set_open(self, wanted: bool) -> None:
@@ -118,7 +119,7 @@ class ClampedLabel(QLabel):
             self.cut_changed.emit(cut)
 
     def _lines(self, width: int) -> list[str]:
-        """The text as it wraps at a width; a word that is longer is broken."""
+        """The text wrapped at a width; longer words are broken."""
         lines: list[str] = []
         for paragraph in self.whole.splitlines() or [""]:
             layout = QTextLayout(paragraph, self.font())
@@ -136,15 +137,15 @@ class ClampedLabel(QLabel):
 
 
 _LEAST_LINES, _LEAST_HIGH = 6, 90
-"""Lines, and the pixels that do with a tall font: no screen is higher for its letters."""
+"""Minimum height in lines, and in pixels for tall fonts, because screens do not grow with fonts."""
 _MOST_OF_SCREEN = 0.28
-"""Part of the screen's height that a panel may ask for."""
+"""Share of the screen's height that a panel may require."""
 
 
 class ScrollPage(QScrollArea):
-    """Takes any height from a few lines on; the width is that of the page at least.
+    """A scroll area of any height from a few lines on, at least as wide as its page.
 
-    What is on the page shrinks to its least height before anything scrolls.
+    The page shrinks to its minimum height before anything scrolls.
     """
 
     def __init__(self, layout: QLayout) -> None:
@@ -165,7 +166,7 @@ class ScrollPage(QScrollArea):
 
 
 class _Page(QWidget):
-    """For a page with text that wraps, Qt would begin to scroll at the height it likes best."""
+    """For a page with wrapping text, Qt would start scrolling at its preferred height."""
 
     def __init__(self, layout: QLayout) -> None:
         super().__init__()
@@ -177,9 +178,8 @@ class _Page(QWidget):
 
 
 class LowPanel(ScrollPage):
-    """Holds a view, and scrolls where the view asks for more height than a low screen has for it:
-    with a tall font it may. Elsewhere it is as if the view stood there itself.
-    """
+    """Holds a view, and scrolls if the view requires more height than a low screen offers, as with
+    tall fonts. Otherwise it has no effect."""
 
     def __init__(self, view: QWidget) -> None:
         super().__init__(vbox(view, margins=(0, 0, 0, 0)))
@@ -195,7 +195,7 @@ class LowPanel(ScrollPage):
 
 
 class Chip(QAbstractButton):
-    """A pill with a short text; the space bar and a click both press it."""
+    """A pill with a short text, pressed by a click or the space bar."""
 
     def __init__(self, text: str, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""A heat map of cells that can be pointed at and chosen, by mouse and by keyboard."""
+"""A heat map with selectable cells, by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRAME = 2.0
 _STAR = "★ "
 _PAD = 6
 _MOST_WIDE, _MOST_HIGH = 22.0, 5.0
-"""A cell at most, in characters and lines."""
+"""Largest cell size, in characters and lines."""
 _STEPS = {
     Qt.Key.Key_Left: (0, -1),
     Qt.Key.Key_Right: (0, 1),
@@ -32,8 +32,8 @@ Cell = tuple[int, int]
 
 
 class HeatGrid(TipWidget):
-    """The best cell has a star and a frame, the current one a dashed frame; arrow keys go from cell
-    to cell, Return chooses."""
+    """The best cell has a star and a frame, the current one a dashed frame; arrow keys move, Return
+    chooses."""
 
     pointed = Signal(object)  # Cell, or None
     chosen = Signal(int, int)  # row, column
@@ -56,7 +56,7 @@ class HeatGrid(TipWidget):
         if before is None or heat_map is None or before.values.shape != heat_map.values.shape:
             self._point(None)
         elif self._at is not None:
-            self.pointed.emit(self._at)  # the figures of the cell are others
+            self.pointed.emit(self._at)  # the cell's figures have changed
         self._describe()
         line = self.fontMetrics().height()
         n_y = heat_map.values.shape[0] if heat_map is not None else 1
@@ -73,13 +73,13 @@ class HeatGrid(TipWidget):
 
     @property
     def most_wide(self) -> int:
-        """The width that all of its cells take where there is room for them."""
+        """The width of all cells at their largest size."""
         n_x = self.shown.values.shape[1] if self.shown is not None else 1
         cells = n_x * _MOST_WIDE * self.fontMetrics().averageCharWidth()
         return round(self._left() + cells) + 2
 
     def cell_box(self, row: int, column: int) -> QRectF:
-        """Where a cell is drawn, the gaps around it included."""
+        """The rectangle of a cell, including the gaps around it."""
         area, width, height = self._area()
         return QRectF(
             area.left() + column * width, area.bottom() - (row + 1) * height, width, height
@@ -96,7 +96,7 @@ class HeatGrid(TipWidget):
         return row, column
 
     def _area(self) -> tuple[QRectF, float, float]:
-        """Where the cells are, and the width and height of one."""
+        """The cells' area, and width and height of a cell."""
         metrics, heat_map = self.fontMetrics(), self.shown
         n_y, n_x = heat_map.values.shape if heat_map is not None else (1, 1)
         left = min(self._left(), self.width() / 3)
@@ -188,7 +188,7 @@ class HeatGrid(TipWidget):
             if cell is not None:
                 box = self.cell_box(*cell)
                 inset = 0.0 if mark == BEST else _FRAME + 1.0
-                # on a ground of its own, whatever the colour of the cell
+                # outlined, to be visible on any cell colour
                 painter.setPen(QPen(self._theme.color("plot.background"), _FRAME + 2.0))
                 painter.drawRect(box.adjusted(inset, inset, -inset, -inset))
                 painter.setPen(QPen(self._theme.color(role), _FRAME, style))
@@ -205,7 +205,7 @@ class HeatGrid(TipWidget):
             self.update()
 
     def _describe(self) -> None:
-        """For a screen reader: the cell pointed at, else the whole."""
+        """Set the accessible description: the cell pointed at, else the whole."""
         shown = self.shown
         self.setAccessibleDescription("" if shown is None else _words(shown, self._at))
 
@@ -223,7 +223,7 @@ class HeatGrid(TipWidget):
         return "" if cell is None else self.tip(*cell)
 
     def _first(self) -> Cell:
-        """Where the keys begin."""
+        """The cell where key navigation starts."""
         marks = {} if self.shown is None else self.shown.marks
         return marks.get(CURRENT, marks.get(BEST, (0, 0)))
 
@@ -253,12 +253,12 @@ class HeatGrid(TipWidget):
 
 
 def _lines_around(line: int) -> int:
-    """Height of the names and labels above and below the cells."""
+    """Height of names and labels above and below the cells."""
     return 3 * line + 6
 
 
 def _words(heat_map: HeatMap, at: Cell | None) -> str:
-    """A cell, or without one the best and the current one."""
+    """A cell in words, or without one the best and the current one."""
     if at is not None:
         return f"{heat_map.place(*at)}: {heat_map.texts[at[0]][at[1]]}"
     words = [" by ".join(filter(None, (heat_map.y_name, heat_map.x_name)))]

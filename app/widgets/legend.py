@@ -1,4 +1,4 @@
-"""Legends: the names of things, drawn the way the things themselves are drawn."""
+"""Legends, whose samples are drawn like the plots themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_COLUMNS = 3
 
 
 class FlowLegend(TipWidget):
-    """Entries from left to right, in as many lines as the width asks for. gap: between them."""
+    """Entries from left to right, wrapped at the width. gap: between entries."""
 
     gap = 12
     _column = False
@@ -44,13 +44,13 @@ class FlowLegend(TipWidget):
         """What the entry means, for its tooltip."""
 
     def set_column(self, column: bool) -> None:
-        """One entry a line, or as many as fit."""
+        """One entry per line, or as many as fit."""
         self._column = column
         self.updateGeometry()
         self.update()
 
     def set_beside(self, beside: bool) -> None:
-        """Be next to a plot that may be lower, or below it with all entries visible."""
+        """Place it next to a plot that may be lower, or below it with all entries visible."""
         least = QSizePolicy.Policy.Ignored if beside else QSizePolicy.Policy.Minimum
         policy = QSizePolicy(QSizePolicy.Policy.Preferred, least)
         policy.setHeightForWidth(not beside)
@@ -83,7 +83,7 @@ class FlowLegend(TipWidget):
         return next(map(self.entry_tip, found), "")
 
     def boxes(self, width: int) -> list[QRect]:
-        """Where the entries are, in a legend of this width."""
+        """Rectangles of the entries at this width."""
         boxes, place = [], QPoint(0, 0)
         for size in self.entry_sizes():
             if place.x() and (self._column or place.x() + size.width() > width):
@@ -94,7 +94,7 @@ class FlowLegend(TipWidget):
 
 
 class TokenLegend(FlowLegend):
-    """The kinds of tokens, each name painted as a token of that kind."""
+    """Token kinds, each name painted as a token of that kind."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__("Kinds of tokens")
@@ -118,7 +118,7 @@ class TokenLegend(FlowLegend):
 
 @dataclass(frozen=True, slots=True)
 class Swatch:
-    """A coloured sample with a label. `draw` paints the sample in its colour into a square."""
+    """A coloured sample with a label. `draw` paints it into a square."""
 
     label: str
     role: str
@@ -138,16 +138,16 @@ class SwatchLegend(FlowLegend):
 
     @property
     def labels(self) -> list[str]:
-        """The texts of the swatches given at first."""
+        """Labels of the initial swatches."""
         return [swatch.label for swatch in self._swatches]
 
     @property
     def leading_labels(self) -> list[str]:
-        """The texts of the entries in front of them."""
+        """Labels of the entries before them."""
         return [swatch.label for swatch in self._leading]
 
     def set_leading(self, swatches: Sequence[Swatch]) -> None:
-        """Put entries in front of the others, in place of those put there before."""
+        """Replace the entries before the others."""
         if list(swatches) != self._leading:
             self._leading = list(swatches)
             self.updateGeometry()
@@ -155,25 +155,25 @@ class SwatchLegend(FlowLegend):
 
     @property
     def trailing_labels(self) -> list[str]:
-        """The texts of the entries after them."""
+        """Labels of the entries after them."""
         return [swatch.label for swatch in self._trailing]
 
     def set_trailing(self, swatches: Sequence[Swatch]) -> None:
-        """Put entries after the others, in place of those put there before."""
+        """Replace the entries after the others."""
         if list(swatches) != self._trailing:
             self._trailing = list(swatches)
             self.updateGeometry()
             self.update()
 
     def column_width(self, widest: str) -> int:
-        """Width of a single column whose longest label is `widest`, or one around the others."""
+        """Width of a single column with `widest` as longest label, and of the others if wider."""
         advance = self.fontMetrics().horizontalAdvance
         around = (*self.leading_labels, *self.trailing_labels)
         return _SWATCH + 5 + max(map(advance, (widest, *around)))
 
     def width_in(self, height: int, widest: str) -> int:
-        """Width of the narrowest legend that is at most so high, one column if that is enough;
-        `widest` as in `column_width`."""
+        """Width of the narrowest legend within this height, one column if that suffices; `widest`
+        as in `column_width`."""
         one = self.column_width(widest)
         n_lines = max(1, height // (self.fontMetrics().height() + 1))
         n_columns = min(-(-len(self._entries) // n_lines), _MOST_COLUMNS)

@@ -1,5 +1,5 @@
-"""Line styles in plots: a colour role and dashes for each lane, in the order given, a dashed line
-on a casing for a second run; and samples of them for legends."""
+"""Line styles of plots: colour role and dashes for each lane, a cased dashed line for a second run,
+and legend samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 
 _ROLES = ("first", "second", "third", "fourth", "fifth", "sixth")
 _DASHES: tuple[list[float], ...] = ([], [6, 3], [1.5, 2.5], [8, 3, 1.5, 3], [3, 3])
-"""Dash patterns; with five of them and six colours, thirty lanes differ in one or the other."""
+"""Dash patterns; five of them with six colours distinguish thirty lanes."""
 _NOISE_DASHES = [1.0, 2.0]
 
 
@@ -24,7 +24,7 @@ def plot_pen(
     style: Qt.PenStyle = Qt.PenStyle.SolidLine,
     dashes: Sequence[float] = (),
 ) -> QPen:
-    """A pen for items of plots. width: in pixels, however far the plot is zoomed in."""
+    """A pen for plot items. width: in pixels at any zoom."""
     pen = QPen(colour, width, style)
     pen.setCosmetic(True)
     if dashes:
@@ -47,7 +47,7 @@ def lane_pen(theme: Theme, lanes: ComparedLanes, run_id: int, width: float = 1.0
 DASHES = (5.0, 3.0)
 DOTS = (1.5, 2.5)
 OVERLAYS = tuple(zip(OVERLAY_ROLES, (DASHES, (9.0, 2.0, 1.5, 2.0), (3.0, 2.0)), strict=True))
-"""Colour role and dashes of each run that lies over the one on show."""
+"""Colour role and dashes of each overlaid run."""
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Parts of the Run panel that are forms over options; see engine.option_fields.
+"""Option groups of the Run panel: forms over options (engine.option_fields).
 
-Which option goes where follows from its group on the command line; options lie in the order of
-their fields.
+The group on the command line determines where an option goes; options are in the order of their
+fields.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from engine.options import RunOptions
 
 
 class FormGroup(QWidget):
-    """Rows under a title with an arrow; folded at first, gone while no row is relevant.
+    """Rows under an expandable title; collapsed at first, hidden while no row is relevant.
 
-    The title is followed by what differs from the first values, such as "temperature 0.8,
-    top_k 20"; plain: the text there when nothing does.
+    The title is followed by values that differ from the initial ones, such as "temperature 0.8,
+    top_k 20"; plain: the text if none do.
     """
 
     def __init__(self, title: str, *, plain: str = "") -> None:
@@ -83,7 +83,7 @@ class FormGroup(QWidget):
         return not self._body.isHidden()
 
     def add(self, label: str, field: QWidget, tip: str, name: str = "") -> None:
-        """Append a row. What the field holds now is what the summary leaves out."""
+        """Append a row. The field's present value is the one that the summary leaves out."""
         add_row(self._form, label, field, tip, name)
         self._relevant[field] = True
         self._first[field] = (label, reading(field))
@@ -92,12 +92,12 @@ class FormGroup(QWidget):
         self._form.setRowVisible(field, relevant)
         self._relevant[field] = relevant
         gone = not any(self._relevant.values())
-        if gone is not self._gone:  # not before: without a parent it would be a window
+        if gone is not self._gone:  # not earlier: without a parent it would be a window
             self._gone = gone
             self.setVisible(not gone)
 
     def summarise(self, warning: str = "") -> None:
-        """Say what the relevant rows are set to; with a warning for what differs, in the colour of
+        """Summarise the relevant rows; a warning is shown with the differences, in the colour of
         errors."""
         words = []
         for field, (label, first) in self._first.items():
@@ -133,9 +133,9 @@ ABOVE: tuple[tuple[str, ...], ...] = (
     ("rollback",),
     ("n_predict",),
 )
-"""Options that are always on show, above the groups."""
+"""Options that are always visible, above the groups."""
 _PER_ROW = 3
-"""A drafter's own numbers in one row; more would make the panel wider."""
+"""Number fields of a drafter per row; more would widen the panel."""
 _FILES = {
     "json_schema": "JSON schema (*.json);;All files (*)",
     "grammar_file": "Lark grammar (*.lark);;All files (*)",
@@ -143,7 +143,7 @@ _FILES = {
     "lookup_cache_dynamic": "n-grams of llama-lookup-create (*)",
     "baseline": "Results of check-rollback (*.json);;All files (*)",
 }
-"""Options that name a file, and what the dialog offers."""
+"""Options that are file names, with the dialog's filter."""
 _COMMON = (("n_min",), ("p_min",), ("accept",))
 
 
@@ -167,7 +167,7 @@ def make_field(one: PlacedOption) -> Any:
 
 
 def value_of(one: PlacedOption, field: QWidget) -> Any:
-    """The value of an option's field. Raises OptionError for a text that cannot be read."""
+    """The value of an option's field. Raises OptionError for invalid text."""
     match field:
         case QCheckBox():
             return field.isChecked()
@@ -189,27 +189,27 @@ def value_of(one: PlacedOption, field: QWidget) -> Any:
 
 
 def tip(*options: PlacedOption) -> str:
-    """The flags, and what they mean."""
+    """Tooltip: the flags and their meaning."""
     flags = ", ".join(one.option.name for one in options)
     return f"{flags}: {', '.join(dict.fromkeys(one.option.about for one in options))}"
 
 
 def shown(*groups: str) -> list[PlacedOption]:
-    """The options of these groups that a form has rows for."""
+    """Options of these groups that have rows in a form."""
     found = grouped(RunOptions, *groups)
     return [one for one in found if one.option.row and one.path not in ABOVE]
 
 
 def entry_of(field: QWidget) -> Any:
-    """The contents of a field, for `put_entry`; None of one that has none."""
+    """The contents of a field, for `put_entry`; None if it has none."""
     if isinstance(field, NamesChoice):
         return list(field.names())
     return field.metaObject().userProperty().read(field)
 
 
 def put_entry(field: QWidget, entry: object) -> None:
-    """Put back what `entry_of` gave; the settings may hold anything, and what does not fit the
-    field leaves it as it is."""
+    """Restore what `entry_of` returned; invalid values from the settings leave the field
+    unchanged."""
     match field, entry:
         case QCheckBox(), bool():
             field.setChecked(entry)
@@ -226,7 +226,7 @@ def put_entry(field: QWidget, entry: object) -> None:
 
 
 class OptionGroup(FormGroup):
-    """A form over some options; `changed` when any of them is another one."""
+    """A form over some options; emits `changed`."""
 
     changed = Signal()
 
@@ -242,7 +242,7 @@ class OptionGroup(FormGroup):
         self.add("" if is_tick else label, field, tip(one), label if is_tick else "")
 
     def make(self, one: PlacedOption) -> Any:
-        """A field that is watched and read, without a row of its own yet."""
+        """A connected field, not yet in a row."""
         field = make_field(one)
         self._fields[one.path] = one, field
         changes = field.metaObject().userProperty().notifySignal().name().data().decode()
@@ -265,11 +265,11 @@ class OptionGroup(FormGroup):
         raise KeyError(name)
 
     def values(self) -> OptionValues:
-        """The fields' values by path. Raises OptionError for a text that cannot be read."""
+        """The fields' values by path. Raises OptionError for invalid text."""
         return {path: value_of(one, field) for path, (one, field) in self._fields.items()}
 
     def refresh(self) -> None:
-        """Show the rows that matter and sum them up."""
+        """Show the relevant rows and the summary."""
         self.summarise()
 
     def _on_changed(self) -> None:
@@ -278,7 +278,7 @@ class OptionGroup(FormGroup):
 
 
 class SamplerGroup(OptionGroup):
-    """The sampler, and whether the end token counts."""
+    """Sampler options, and whether the end token counts."""
 
     def __init__(self) -> None:
         super().__init__("Sampling", shown("decoding"), plain="greedy")
@@ -295,14 +295,14 @@ class SamplerGroup(OptionGroup):
 
 
 class LimitsGroup(OptionGroup):
-    """Bounds on sequences, cells and batches."""
+    """Limits of sequences, cells and batches."""
 
     def __init__(self) -> None:
         super().__init__("Limits", shown("slots", "sizes"))
 
 
 class MemoryGroup(OptionGroup):
-    """Options of the memory, but for the rollback policy, which is above the groups."""
+    """Memory options other than the rollback policy, which is above the groups."""
 
     def __init__(self) -> None:
         self._speculative, self._keeps = False, False
@@ -310,7 +310,7 @@ class MemoryGroup(OptionGroup):
         self.refresh()
 
     def set_use(self, *, speculative: bool, keeps_snapshots: bool) -> None:
-        """Show what matters with drafters, and with a policy that keeps snapshots."""
+        """Show the options that matter with drafters, and with a policy that keeps snapshots."""
         self._speculative, self._keeps = speculative, keeps_snapshots
         self._on_changed()
 
@@ -322,9 +322,9 @@ class MemoryGroup(OptionGroup):
 
 
 class ProvokingGroup(OptionGroup):
-    """What spoils runs on purpose, to learn what that looks like; red while anything is set.
+    """Options that spoil runs on purpose, for learning; red while any is set.
 
-    what: it does to the output. options: their group on the command line.
+    what: the effect on the output. options: their group on the command line.
     """
 
     def __init__(self, title: str, options: str, what: str, parent: QWidget) -> None:
@@ -334,12 +334,12 @@ class ProvokingGroup(OptionGroup):
         self.refresh()
 
     def set_use(self, speculative: bool) -> None:
-        """Show the options only for runs that draft: without a draft none can act."""
+        """Show the options only for runs that draft: otherwise they have no effect."""
         self._speculative = speculative
         self._on_changed()
 
     def values(self) -> OptionValues:
-        """What is set, nothing without drafters."""
+        """The values that are set, none without drafters."""
         return super().values() if self._speculative else {}
 
     def refresh(self) -> None:
@@ -349,7 +349,7 @@ class ProvokingGroup(OptionGroup):
 
 
 class DraftGroup(OptionGroup):
-    """What the drafters are set by, but for their longest draft; rows for each one's own sizes."""
+    """Drafter options other than the longest draft; with rows for each drafter's own sizes."""
 
     def __init__(self) -> None:
         self._types: tuple[str, ...] = ()
@@ -370,14 +370,14 @@ class DraftGroup(OptionGroup):
         self.refresh()
 
     def set_types(self, types: tuple[str, ...]) -> None:
-        """Show the options of these drafters and hide those of others."""
+        """Show the options of these drafters only."""
         self._types = types
         self._on_changed()
 
     def values(self) -> OptionValues:
-        """The values that the drafters in use read; see OptionGroup.values."""
+        """The values used by the selected drafters; see OptionGroup.values."""
         found = super().values()
-        if self["accept"].currentText() != "match":  # the engine refuses to throw drafts away
+        if self["accept"].currentText() != "match":  # the engine refuses to drop drafts there
             found["spec", "n_min"] = 0
         return found
 

@@ -1,6 +1,5 @@
-"""Tables of figures as all panels have them, with their models of fixed columns; columns that are
-left out where they do not fit, and cells that draw a probability as a bar.
-"""
+"""Tables of figures, with models of fixed columns, columns that are hidden if they do not fit, and
+cells that draw a probability as a bar."""
 
 from __future__ import annotations
 
@@ -34,19 +33,20 @@ _Index = QModelIndex | QPersistentModelIndex
 _NOWHERE = QModelIndex()
 _MIDDLE = Qt.AlignmentFlag.AlignVCenter
 _SIDES = Qt.AlignmentFlag.AlignRight | _MIDDLE, Qt.AlignmentFlag.AlignLeft | _MIDDLE
-"""Of figures, and of text."""
-# a painting asks for seven roles of every cell, and each look-up in Qt takes its time
+"""Alignment of figures, and of text."""
+# painting requests seven roles per cell, and each Qt enum look-up takes time
 _ALIGNMENT, _TIP = Qt.ItemDataRole.TextAlignmentRole, Qt.ItemDataRole.ToolTipRole
 _PICTURE = Qt.ItemDataRole.DecorationRole
 _GAP = 8
 _GAP_IN_CELL, _GAP_IN_TITLE = (QImage(_GAP - n, 1, QImage.Format.Format_Alpha8) for n in (6, 2))
-"""Empty pictures, to which Qt adds a margin: text would touch the figures of the column before."""
+"""Empty pictures, to which Qt adds a margin; otherwise text would touch the previous column's
+figures."""
 for _picture in (_GAP_IN_CELL, _GAP_IN_TITLE):
     _picture.fill(0)
 
 
 class TableColumn(NamedTuple):
-    """name: what the code calls it. Text is aligned left, figures right."""
+    """name: in code. Text is left-aligned, figures right-aligned."""
 
     name: str
     title: str
@@ -55,13 +55,13 @@ class TableColumn(NamedTuple):
 
 
 class ColumnTable(QAbstractTableModel):
-    """Subclasses tell `cell`, and `n_rows` where lines are not `rows`."""
+    """A table model; subclasses implement `cell`, and `n_rows` if lines are not `rows`."""
 
     columns: Sequence[TableColumn] = ()
     rows: Sequence[Any] = ()
 
     def show_rows(self, rows: Sequence[Any], columns: Sequence[TableColumn] | None = None) -> None:
-        """Show other rows, under other columns where they are given."""
+        """Show other rows, and other columns if given."""
         self.beginResetModel()
         self.rows = rows
         self.columns = self.columns if columns is None else columns
@@ -71,11 +71,11 @@ class ColumnTable(QAbstractTableModel):
         return len(self.rows)
 
     def cell(self, row: int, name: str, role: int) -> Any:
-        """The data of a cell for an item role other than alignment; None where it has none."""
+        """The data of a cell for an item role other than alignment, or None."""
         raise NotImplementedError
 
     def column_of(self, name: str) -> int:
-        """The index of a column by its name. Raises ValueError for an unknown name."""
+        """Index of a column by name. Raises ValueError for an unknown name."""
         return [column.name for column in self.columns].index(name)
 
     def rowCount(self, parent: _Index = _NOWHERE) -> int:
@@ -99,7 +99,7 @@ class ColumnTable(QAbstractTableModel):
         return _SIDES[column.is_text] if role == _ALIGNMENT else None
 
     def has_gap(self, column: int) -> bool:
-        """Whether a column keeps away from the one before it."""
+        """Whether a column needs a gap before it."""
         return column > 0 and self.columns[column].is_text
 
     def data(self, index: _Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -115,16 +115,16 @@ class ColumnTable(QAbstractTableModel):
 
 
 BAR_ROLE = Qt.ItemDataRole.UserRole
-"""A probability to be drawn as a bar, None for a cell of text alone."""
+"""A probability drawn as a bar, None for a cell of text."""
 BAR_COLOUR_ROLE = Qt.ItemDataRole.UserRole + 1
 """The colour of the bar."""
 _ROW_PAD = 5
 _LEAST_ROWS = 3
-"""With the head; there is more to scroll to."""
+"""Including the header; more rows scroll."""
 
 
 def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
-    """A read-only table with low rows, no grid and figures of equal width; its menu copies it."""
+    """A read-only table with low rows, no grid and tabular figures; its menu copies it."""
     table = QTableView()
     table.setModel(model)
     table.setAccessibleName(name)
@@ -151,8 +151,7 @@ def plain_table(model: QAbstractItemModel, name: str) -> QTableView:
 
 
 def table_text(table: QTableView) -> str:
-    """A table, or where several of its rows are selected, these: titles and rows as lines, tabs
-    between the cells."""
+    """A table, or its selected rows if there are several, as lines with tabs, with titles."""
     model = table.model()
     chosen = sorted(index.row() for index in table.selectionModel().selectedRows())
     rows = chosen if len(chosen) > 1 else range(model.rowCount())
@@ -171,7 +170,8 @@ def _in_a_line(cell: object) -> str:
 
 
 def fit_height(table: QTableView, most_rows: int | None = None) -> None:
-    """As high as its rows, or the first of them, so that the panel scrolls and not the table."""
+    """Adjust the height to all rows, or to the first ones, so that the panel scrolls and not the
+    table."""
     n = table.model().rowCount()
     shown = n if most_rows is None else min(n, most_rows)
     header = table.horizontalHeader()
@@ -180,11 +180,11 @@ def fit_height(table: QTableView, most_rows: int | None = None) -> None:
 
 
 CELL_PAD = 12
-"""At both sides of a cell together."""
+"""Padding of a cell, both sides together."""
 
 
 def fit_width(table: QTableView, column: int, sample: str) -> int:
-    """Make a column as wide as its title and a text; the width."""
+    """Make a column as wide as its title and a sample; returns the width."""
     model = table.model()
     title = str(model.headerData(column, Qt.Orientation.Horizontal))
     width = max(map(table.fontMetrics().horizontalAdvance, (title, sample))) + CELL_PAD
@@ -195,8 +195,8 @@ def fit_width(table: QTableView, column: int, sample: str) -> int:
 
 
 class FittedColumns(QObject):
-    """Every column is as wide as its title and its sample text, whatever is in it, so that
-    nothing moves from round to round. `changed`: other columns are left out."""
+    """Columns of fixed width, by title and sample text, so that nothing moves from round to round.
+    `changed`: other columns are hidden."""
 
     changed = Signal()
 
@@ -204,7 +204,7 @@ class FittedColumns(QObject):
         super().__init__(table)
         self._table, self._samples = table, samples
         self.left_out: tuple[int, ...] = ()
-        """The columns that have no room, from the right."""
+        """Columns hidden for lack of space, from the right."""
         self._empty: frozenset[int] = frozenset()
         self._hidden: frozenset[int] = frozenset()
         table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -213,7 +213,7 @@ class FittedColumns(QObject):
         self._size()
 
     def hide_empty(self, columns: Iterable[int]) -> None:
-        """Leave no room for these columns, in which there is nothing now."""
+        """Hide columns that are empty now."""
         if (empty := frozenset(columns)) != self._empty:
             self._empty = empty
             self._fit()
@@ -251,7 +251,7 @@ _PAD = 4
 
 
 class ProbabilityDelegate(QStyledItemDelegate):
-    """Draws the bar of BAR_ROLE under what the style draws; cells without one are plain."""
+    """Draws the bar of BAR_ROLE below the style's own drawing."""
 
     def paint(
         self,

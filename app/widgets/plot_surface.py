@@ -1,5 +1,4 @@
-"""What all plots have in common: a frame, axes and items in the colours of a theme, and the
-pointer."""
+"""The base of all plots: frame, axes and items in theme colours, and the pointer."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _Item = TypeVar("_Item", bound=pg.GraphicsObject)
 
 
 def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
-    """Empty these items; pyqtgraph works for empty ones too."""
+    """Empty these items, unless they are: pyqtgraph does work for empty ones too."""
     for item in items:
         x, _ = item.getData()
         if x is not None and len(x):
@@ -28,7 +27,7 @@ def draw_nothing(*items: pg.PlotCurveItem | pg.ScatterPlotItem) -> None:
 
 
 class PlotSurface(pg.PlotWidget):
-    """A plot without pyqtgraph's own menu and buttons. widest_label: at its left axis."""
+    """A plot without pyqtgraph's menu and buttons. widest_label: at its left axis."""
 
     clicked = Signal(float, float)  # x, y
     double_clicked = Signal()
@@ -40,12 +39,12 @@ class PlotSurface(pg.PlotWidget):
         self._theme = theme
         self._dressing: list[Callable[[Theme], None]] = []
         self.tip: Callable[[float, float], str] = lambda _x, _y: ""
-        """Text of the tooltip for an x and a y, empty for none."""
+        """Tooltip text for an x and a y, empty for none."""
         self.menu: QMenu | None = None
-        """What a right click and the menu key open."""
+        """Opened by a right click and the menu key."""
         self._ticks: dict[str, Sequence[tuple[float, str]]] = {}
         self._names: dict[str, tuple[str, str]] = {}
-        """Of the axes, each with the role of its colour."""
+        """Names of the axes, with their colour roles."""
         self._labels: dict[str, tuple[str, str]] = {}
         self.setFrameShape(QFrame.Shape.NoFrame)
         plot = self.getPlotItem()
@@ -56,9 +55,9 @@ class PlotSurface(pg.PlotWidget):
         figures.line_height = metrics.height()
         figures.setWidth(metrics.horizontalAdvance(widest_label) + metrics.height())
         self.axis_height = 2 * metrics.height() + 4
-        """Room for the figures and the name of the x-axis."""
+        """Height of the x-axis's figures and name."""
         plot.getAxis("bottom").setHeight(self.axis_height)
-        # pyqtgraph drops a label that is wider than what is left of its tick, such as the 0
+        # pyqtgraph drops a label that is wider than the rest of its tick, such as the 0
         plot.getAxis("bottom").setStyle(hideOverlappingLabels=metrics.averageCharWidth())
         self.box = plot.getViewBox()
         self.box.setMouseEnabled(x=False, y=False)
@@ -66,7 +65,7 @@ class PlotSurface(pg.PlotWidget):
         theme.apply(self._dress)
 
     def sizeHint(self) -> QSize:
-        """Qt's own is the size that it has: on a page that scrolls it would never become lower."""
+        """Qt's own is the current size: on a scrolling page it would never shrink."""
         return self.minimumSizeHint()
 
     def put(
@@ -81,9 +80,9 @@ class PlotSurface(pg.PlotWidget):
         pattern: Qt.BrushStyle = Qt.BrushStyle.SolidPattern,
         casing: float = 0.0,
     ) -> _Item:
-        """Add an item in the colours of these roles. A pattern has an outline in its colour; a line
-        has symbols filled by the brush, hollow ones without. casing: width of the ground around a
-        line, which parts it from bars below."""
+        """Add an item in the colours of these roles. A pattern has an outline in its colour;
+        symbols of a line are filled by the brush, hollow without. casing: width of a background
+        line that separates it from bars."""
         edge = pen or ("" if pattern is Qt.BrushStyle.SolidPattern else brush)
 
         def dress(theme: Theme) -> None:
@@ -111,33 +110,35 @@ class PlotSurface(pg.PlotWidget):
         return item
 
     def _dress(self) -> None:
-        """Take the colours of the theme for the ground, the axes, their figures and the items."""
+        """Apply the theme's colours to background, axes, figures and items."""
         theme = self._theme
         self.setBackground(theme.color("plot.background"))
         for side in ("left", "bottom"):
             axis = self.getPlotItem().getAxis(side)
             axis.setPen(QPen(theme.color("plot.axis")))
             axis.setTickPen(QPen(theme.color("plot.axis")))
-            axis.setStyle(tickLength=3, maxTickLevel=1)  # the finest ticks cost most and say least
+            axis.setStyle(tickLength=3, maxTickLevel=1)  # the finest ticks cost most and tell least
             axis.setTextPen(theme.color("plot.text"))
         self._label_axes()
         for dress in self._dressing:
             dress(theme)
 
     def name_axes(self, left: str, bottom: str, role: str = "plot.text") -> None:
-        """Label the axes; role: the colour of the words below."""
+        """Label the axes; role: colour of the x-axis's name."""
         self._names = {"left": (left, "plot.text"), "bottom": (bottom, role)}
         self._label_axes()
 
     def _label_axes(self) -> None:
         for side, (name, role) in self._names.items():
             label = name, self._theme.color(role).name()
-            if self._labels.get(side) != label:  # pyqtgraph would lay the plot out for the same too
+            if (
+                self._labels.get(side) != label
+            ):  # pyqtgraph would redo the layout for an equal label
                 self._labels[side] = label
                 self.getPlotItem().getAxis(side).setLabel(name, color=label[1])
 
     def set_x_range(self, left: float, right: float) -> None:
-        """Bring this part of the x-axis into sight; pyqtgraph works for the same one too."""
+        """Show this part of the x-axis; pyqtgraph does work for an equal range too."""
         if self.box.state["targetRange"][0] != [left, right]:
             self.box.setXRange(left, right, padding=0)
 
@@ -146,27 +147,27 @@ class PlotSurface(pg.PlotWidget):
             self.box.setYRange(low, high, padding=0)
 
     def set_ticks(self, side: str, ticks: Sequence[tuple[float, str]]) -> None:
-        """Label an axis at these places; pyqtgraph would draw it anew for the same ones too."""
+        """Set the tick labels of an axis; pyqtgraph redraws it for equal ones too."""
         if self._ticks.get(side) != ticks:
             self._ticks[side] = ticks
             self.getPlotItem().getAxis(side).setTicks([ticks])
 
     def set_rows(self, ticks: Sequence[tuple[float, str]]) -> None:
-        """Label rows that fill the left axis: every second or third where not all have room."""
+        """Label rows along the left axis: every second or third if not all fit."""
         step = math.ceil(len(ticks) * self.line_height / max(1.0, self.box.height()))
         self.set_ticks("left", ticks[:: max(1, step)])
 
     @property
     def line_height(self) -> int:
-        """Pixels that a figure of the left axis takes."""
+        """Pixels of a figure at the left axis."""
         return self.fontMetrics().ascent()
 
     def place_items(self) -> None:
-        """Put what is drawn where the axes say, before it is painted."""
+        """Place items by the axes, before painting."""
         self.box.prepareForPaint()
         for item in self.getPlotItem().items:
             if isinstance(item, pg.InfiniteLine) and item.isVisible():
-                item.boundingRect()  # worked out when asked for, and then laid out anew
+                item.boundingRect()  # computed on demand, then laid out anew
 
     def _on_clicked(self, event: object) -> None:
         if event.button() != Qt.MouseButton.LeftButton:  # type: ignore[attr-defined]
@@ -194,9 +195,9 @@ class PlotSurface(pg.PlotWidget):
 
 
 _CUT = 2
-"""Pixels beyond the edge that a figure is moved by: its tick is still where it belongs."""
+"""Pixels by which a figure at the edge is moved; its tick stays."""
 _STEPS = ((1.0, 2.0), (2.0, 2.5), (5.0, 2.0))
-"""First digits of round steps, and what makes each of them the next one."""
+"""First digits of round steps, and the factor to the next one."""
 
 
 def wider_step(step: float) -> float:
@@ -206,8 +207,8 @@ def wider_step(step: float) -> float:
 
 
 class PlotAxis(pg.AxisItem):
-    """pyqtgraph lays the name of an axis out again with every change of range or colour, and draws
-    the upper figure, or the right one, in part beyond the edge."""
+    """An axis that avoids pyqtgraph's layout at every change of range or colour, and figures drawn
+    partly outside."""
 
     _html = ""
 
@@ -220,13 +221,13 @@ class PlotAxis(pg.AxisItem):
         if html != self._html:
             self._html = html
             super()._updateLabel()
-            self.resizeEvent()  # else a longer name would begin where the old one began
+            self.resizeEvent()  # otherwise a longer name would start where the old one did
         self.picture = None
         self.update()
 
     def generateDrawSpecs(self, p: object) -> Any:
-        """What is drawn: the axis, ticks and figures without those that the upper edge cuts; one
-        that it only touches, and one at the right edge, are moved inside."""
+        """The axis, ticks and figures without those cut by the upper edge; figures that only touch
+        it, or the right edge, are moved inside."""
         specs = super().generateDrawSpecs(p)
         if specs is None:
             return None
@@ -241,7 +242,7 @@ class PlotAxis(pg.AxisItem):
 
 
 class ValueAxis(PlotAxis):
-    """pyqtgraph counts on three figures at least, which overlap where there is room for two."""
+    """An axis that allows two figures; pyqtgraph uses at least three, which overlap."""
 
     def __init__(self) -> None:
         super().__init__("left")
@@ -249,7 +250,7 @@ class ValueAxis(PlotAxis):
         """Pixels that a figure takes."""
 
     def tickSpacing(self, low: float, high: float, size: float) -> list[tuple[float, float]]:
-        """Steps of the ticks as (step, offset), for values low..high on `size` pixels."""
+        """Tick steps as (step, offset), for values low..high on `size` pixels."""
         levels: list[tuple[float, float]] = super().tickSpacing(low, high, size)
         room = size / self.line_height
         if not levels or (high - low) / levels[0][0] <= room:

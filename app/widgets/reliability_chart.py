@@ -1,5 +1,5 @@
-"""Charts of rates from 0 to 1: a drafter's confidence against how often it was right, with the
-number of tokens of each bar."""
+"""Charts of rates from 0 to 1: calibration of a drafter's confidence, with the number of tokens per
+bar."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _TICKS = ((0.0, "0"), (0.5, "0.5"), (1.0, "1"))
 _GAP = 4
 _LEAST_LINES, _MOST_LINES = 7, 36
 _MOST_SLENDER = 1.2
-"""Height of the area by its width."""
+"""Largest ratio of height to width."""
 
 
 class RateChart(TipWidget):
-    """Subclasses draw into `area`, in which `place` finds a rate at a fraction of the width."""
+    """Base of rate charts: subclasses draw into `area`; `place` maps a rate at a fraction of the
+    width."""
 
     def __init__(self, theme: Theme, name: str, below: str) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class RateChart(TipWidget):
 
     @property
     def area(self) -> QRectF:
-        """Where the rates are drawn, between the axes."""
+        """The drawing area between the axes."""
         metrics = self.fontMetrics()
         left = metrics.horizontalAdvance("0.5") + 2 * _GAP
         bottom = 2 * metrics.height() + _GAP
@@ -105,14 +106,14 @@ class RateChart(TipWidget):
 
 
 _FEW = 10
-"""A bar over fewer tokens is drawn hollow: its rate says little."""
+"""A bar over fewer tokens is hollow: its rate is unreliable."""
 _BAR_GAP = 1.5
 _DOT = 2.5
 
 
 class ReliabilityChart(RateChart):
-    """A bar for each bin of confidence, as high as the part accepted, with its count and its 95 %
-    interval; a line through the bins' own means; dashed, where the two would be equal."""
+    """A bar per confidence bin with the accepted rate, its count and its 95 % interval; a line
+    through the bins' means; a dashed diagonal for perfect calibration."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__(theme, "Confidence against acceptance", "confidence")
@@ -170,7 +171,7 @@ class ReliabilityChart(RateChart):
         self._paint_counts(painter, found, filled)
 
     def _paint_counts(self, painter: QPainter, found: Calibration, filled: list[int]) -> None:
-        """The tokens of each bin at the foot of its bar, turned where they have no room."""
+        """The tokens of each bin at the foot of its bar, rotated if space is short."""
         theme, metrics, area = self.theme, self.fontMetrics(), self.area
         width = area.width() / len(found.n)
         texts = {at: short_count(int(found.n[at])) for at in filled}
@@ -183,7 +184,7 @@ class ReliabilityChart(RateChart):
                     foot.x() - width / 2, foot.y() - metrics.height(), width, metrics.height()
                 )
                 middle = Qt.AlignmentFlag.AlignCenter
-                # the line of the interval would go through the figure
+                # the interval's line would cross the figure
                 in_bar = found.n[at] >= _FEW and found.rate[at] * area.height() >= box.height()
                 ground = theme.color("accepted.tint" if in_bar else "plot.background")
                 painter.fillRect(painter.boundingRect(box, middle, text), ground)

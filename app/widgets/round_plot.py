@@ -22,17 +22,17 @@ _LEAST_SPAN = 8
 _WIDEST_LABEL = "seq 000 "
 _BARE_AXIS = 5
 _LEAST_LINES, _LEAST_HIGH = 2.5, 40
-"""A plot can be so low in lines; in pixels with a tall font, for which no screen is higher."""
+"""Minimum height of a plot in lines, and in pixels for tall fonts."""
 _NAMED_FROM = 4
-"""Lines that a plot is high from which on its x-axis has a name."""
+"""Height in lines from which the x-axis has a name."""
 _PAN = 0.25
 _RANGE_ALPHA = 0.15
 _ZOOM = 0.7
 
 
 class _DragBox(pg.ViewBox):
-    """dragged: with the left button, from an x to another, and whether the button is up again. With
-    Shift it pans, as with the middle button."""
+    """A view box whose drags are signalled. dragged: with the left button, from one x to another,
+    and whether the button was released. With Shift it pans, like with the middle button."""
 
     dragged = Signal(float, float, bool)
 
@@ -68,7 +68,7 @@ class RoundPlot(PlotSurface):
     def __init__(self, theme: Theme, y_label: str, *, unit: str = "round") -> None:
         super().__init__(theme, _WIDEST_LABEL, box=_DragBox(enableMenu=False))
         self.overlay: RunOverlay | None = None
-        """A second run on the same axis; `show_all` brings its end into sight too."""
+        """A second run on the same axis; `show_all` includes its end."""
         self._y_label, self._unit = y_label, unit
         self._first = 0
         self.n_rounds = 0
@@ -77,10 +77,10 @@ class RoundPlot(PlotSurface):
         self._linked: list[RoundPlot] = []
         self._first_span = float(_FIRST_SPAN)
         self._span: float | None = None
-        """What the reader chose to see while following; None: the first zoom."""
+        """The user's zoom while following; None: the initial zoom."""
         self.pinned = False
         self.follow = self.has_axis = self._names_axis = True
-        """Whether the newest round is kept in sight; whether the x-axis has figures."""
+        """Whether the newest round is kept visible; whether the x-axis has figures."""
         self._axis_high = self.axis_height
         self._taking = False
         self._taken: tuple[float, float] | None = None
@@ -94,7 +94,7 @@ class RoundPlot(PlotSurface):
         self.cursor_line.hide()
         self.chosen_range: tuple[int, int] | None = None
         self._range_item = pg.LinearRegionItem(movable=False)
-        self._range_item.setZValue(15)  # over bars and images, below the cursor
+        self._range_item.setZValue(15)  # above bars and images, below the cursor
         self._range_item.hide()
         self.addItem(self._range_item, ignoreBounds=True)
         self.box.dragged.connect(self._on_dragged)
@@ -111,13 +111,13 @@ class RoundPlot(PlotSurface):
 
     @property
     def x_range(self) -> tuple[float, float]:
-        """Left and right end of the part of the x-axis in sight, in its unit."""
+        """Ends of the visible part of the x-axis, in its unit."""
         left, right = self._taken or self.box.viewRange()[0]
         return left, right
 
     @property
     def rounds_in_sight(self) -> tuple[int, int]:
-        """First round in sight and the one after the last, of those that there are."""
+        """First visible round and one past the last, among existing ones."""
         first, stop = self.run_axis.between(*self.x_range)
         return first, min(stop, self.n_rounds)
 
@@ -127,13 +127,13 @@ class RoundPlot(PlotSurface):
 
     @property
     def pixel(self) -> float:
-        """The width of a column of pixels in units of x."""
+        """Width of a pixel in units of x."""
         left, right = self.x_range
         return (right - left) / self.n_pixels
 
     def show_rounds(self, n_rounds: int, first: int = 0) -> None:
-        """Say that there are rounds first..n_rounds; while following, the newest are in sight, at
-        the first zoom all of a run that has ended."""
+        """Set the rounds to first..n_rounds; while following, the newest are visible, and at the
+        initial zoom all of a finished run."""
         self.n_rounds, self._first = n_rounds, first
         if self.follow:
             newest = max(n_rounds, *(plot.n_rounds for plot in self._linked), 0)
@@ -148,8 +148,8 @@ class RoundPlot(PlotSurface):
         self._place_chip()
 
     def _room(self, n_rounds: int, length: float) -> float:
-        """For a run of this length, which fills the width once it has ended and until then most
-        of it: a scale that moved with every round could not be read."""
+        """Axis length for a run of this length: all of it at the end, and before that with room to
+        grow, because a scale that moves with every round could not be read."""
         rows, width = self.run_axis.rows, self.run_axis.round_width
         if rows is None or not n_rounds or self._unit != "round":
             return math.inf
@@ -161,7 +161,7 @@ class RoundPlot(PlotSurface):
         return max(1 << n_rounds.bit_length(), 2 * _LEAST_SPAN) * width
 
     def show_axis(self, shown: bool) -> None:
-        """Write the figures and the name of the x-axis, or leave that to a plot below."""
+        """Show figures and name of the x-axis, or leave that to a plot below."""
         if shown != self.has_axis:
             self.has_axis = shown
             self.getPlotItem().getAxis("bottom").setStyle(showValues=shown)
@@ -170,7 +170,7 @@ class RoundPlot(PlotSurface):
             self.getPlotItem().layout.activate()  # it may be painted before the next events
 
     def set_span(self, span: int) -> None:
-        """How many rounds are in sight while following."""
+        """Set how many rounds are visible while following."""
         self._first_span, self._span = float(span), None
         self.show_rounds(self.n_rounds, self._first)
 
@@ -181,20 +181,20 @@ class RoundPlot(PlotSurface):
         self.show_rounds(self.n_rounds, self._first)
 
     def reset_zoom(self) -> None:
-        """The first zoom, at the newest rounds."""
+        """Return to the initial zoom, at the newest rounds."""
         for plot in (self, *self._linked):
             plot._span = None
         self.set_follow(True)
 
     def set_pinned(self, pinned: bool) -> None:
-        """Keep what is in sight for the runs to come, here and in linked plots."""
+        """Keep the visible range for later runs, here and in linked plots."""
         for plot in (self, *self._linked):
             plot.pinned = pinned
         if pinned:
             self.set_follow(False)
 
     def begin_run(self) -> None:
-        """Another run comes on show: the first zoom again, unless what is in sight is pinned."""
+        """Reset the zoom for another run, unless the visible range is pinned."""
         self.n_rounds = self._first = 0
         self.set_range(None)
         if self.pinned:
@@ -203,7 +203,7 @@ class RoundPlot(PlotSurface):
             self.reset_zoom()
 
     def show_all(self) -> None:
-        """All rounds in sight, and those to come while there is room."""
+        """Show all rounds, and new ones while there is room."""
         axis = self.run_axis
         left, right = axis.start(self._first), axis.start(self.n_rounds)
         if self.overlay is not None:
@@ -211,8 +211,8 @@ class RoundPlot(PlotSurface):
         self._move_to(left, max(right, left + _LEAST_SPAN * axis.round_width))
 
     def set_unit(self, unit: str) -> None:
-        """Count rounds, tokens or time (app.trace_models.run_rows) here and in linked plots; what
-        is in sight stays in sight."""
+        """Count rounds, tokens or time (app.trace_models.run_rows), here and in linked plots,
+        keeping the visible range."""
         axis = self.run_axis
         if unit == axis.unit:
             return
@@ -232,7 +232,7 @@ class RoundPlot(PlotSurface):
             plot.unit_changed.emit()
 
     def set_cursor(self, round_: int | None) -> None:
-        """Put the cursor line on a round, and the round into sight, or hide the line."""
+        """Move the cursor line to a round and make it visible, or hide the line."""
         self._cursor_round = round_
         self._name_axis()
         self.cursor_line.setVisible(round_ is not None)
@@ -263,7 +263,7 @@ class RoundPlot(PlotSurface):
             self._move_to(left - room, right + room)
 
     def _on_dragged(self, x0: float, x1: float, is_over: bool) -> None:
-        """A drag from one place of the x-axis to another."""
+        """Handle a drag from one x to another."""
         if not self.n_rounds:
             return
         at = sorted(self.run_axis.round_at(x) for x in (x0, x1))
@@ -273,8 +273,7 @@ class RoundPlot(PlotSurface):
             self.range_chosen.emit(first, last)
 
     def link_x(self, other: RoundPlot) -> None:
-        """Share the axis, what is in sight of it, and following with another plot and those that
-        it is linked to."""
+        """Share axis, visible range and following with another plot and those linked to it."""
         self.run_axis = other.run_axis
         for linked in (other, *other._linked):
             for one, two in ((self, linked), (linked, self)):
@@ -290,12 +289,12 @@ class RoundPlot(PlotSurface):
         self.take_x(*other.x_range)
 
     def take_follow(self, follow: bool) -> None:
-        """Follow, or not, because a linked plot does."""
+        """Set following, from a linked plot."""
         if follow != self.follow:
             self.set_follow(follow)
 
     def take_x(self, left: float, right: float) -> None:
-        """Show these rounds because a linked plot does; out of sight, when it is painted again."""
+        """Set the visible range, from a linked plot; deferred while hidden."""
         self._taken = left, right
         if not self.viewport().visibleRegion().isEmpty():
             self._use_taken()
@@ -309,14 +308,14 @@ class RoundPlot(PlotSurface):
         self._range_item.setBrush(shade)
 
     def _name_axis(self) -> None:
-        """Label the axes; a selected round is named in the colour of its line. pyqtgraph brings a
-        label into sight whenever it is written."""
+        """Label the axes; a selected round is named in its line's colour. pyqtgraph shows a label
+        whenever it is written."""
         self._write_names()
         self.getPlotItem().getAxis("bottom").showLabel(self._names_axis)
         self._fit_name()
 
     def _fit_axis(self) -> None:
-        """The name of the x-axis is left out where it would take the room of the plot."""
+        """Hide the x-axis's name if the plot would become too low."""
         line = self.fontMetrics().height()
         named = self.has_axis and self.height() >= _NAMED_FROM * line
         high = self.axis_height if named else self.axis_height - line
@@ -339,7 +338,7 @@ class RoundPlot(PlotSurface):
         self.name_axes(self._y_label, words, "plot.cursor")
 
     def _set_x(self, left: float, right: float) -> None:
-        """Show these rounds, here and in linked plots."""
+        """Set the visible range, here and in linked plots."""
         self._use_taken()
         self.set_x_range(left, right)
 
@@ -371,7 +370,7 @@ class RoundPlot(PlotSurface):
         self._place_chip()
 
     def _bounded(self, left: float, right: float) -> tuple[float, float]:
-        """The nearest part of the axis within the run, and as wide as the run at most."""
+        """The nearest range within the run, at most as wide as the run."""
         axis = self.run_axis
         n_rounds = max(self.n_rounds, *(plot.n_rounds for plot in self._linked), 0)
         if not n_rounds:
@@ -386,7 +385,7 @@ class RoundPlot(PlotSurface):
     def _place_chip(self) -> None:
         newest = self.run_axis.centre(self.n_rounds - 1)
         is_left = not self.follow and newest > self.x_range[1]
-        self._chip.setVisible(is_left and self.has_axis)  # of a stack the last one has it
+        self._chip.setVisible(is_left and self.has_axis)  # in a stack of plots, the last one has it
         room = self.rect()
         self._chip.move(room.right() - self._chip.width() - 8, room.top() + 8)
 
@@ -432,7 +431,7 @@ class RoundPlot(PlotSurface):
             self._place_chip()
 
     def _fit_name(self, _box: object = None) -> None:
-        """Its name is left out where it is longer than the axis."""
+        """Hide the name if it is longer than the axis."""
         metrics = self.fontMetrics()
         length = metrics.horizontalAdvance(self._y_label) + metrics.averageCharWidth()
         self.getPlotItem().getAxis("left").showLabel(length <= self.box.height())

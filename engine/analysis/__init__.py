@@ -1,1 +1,2 @@
-"""What is said of a recorded trace, without torch: figures, verdict, breaks, findings, what-if."""
+"""Analysis of recorded traces: figures, verdict, breaks, findings, what-if. Does not import
+torch."""

@@ -1,12 +1,12 @@
-"""Break rules: conditions on new rows of the trace at which a run is to pause.
+"""Break rules: conditions on new rows of the trace that pause a run.
 
 A rule is one line of text:
 
-    depth >= 4              a round undid at least four drafted tokens
-    path = restore          a rollback took this path; restore includes restore_depth
-    divergence > 1e-4       NMSE of a lane against the reference lane, noise lanes apart
-    acceptance(20) < 0.5    share accepted of what a sequence drafted in its last 20 steps
-    finding                 a finding was raised; `finding = RULE` waits for that one
+   depth >= 4              a round undid at least four drafted tokens
+   path = restore          a rollback took this path; restore includes restore_depth
+   divergence > 1e-4       NMSE of a lane against the reference lane, noise lanes excluded
+   acceptance(20) < 0.5    accepted / drafted tokens of a sequence's last 20 steps
+   finding                 a finding was raised; `finding = RULE` waits for that one
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BreakRule:
 
     @classmethod
     def parse(cls, text: str) -> BreakRule:
-        """Read a rule. Raises OptionError that says how such a rule is written."""
+        """Parse a rule. Raises OptionError that explains the syntax."""
         line = text.strip()
         kind = next((kind for kind in KINDS if line.lower().startswith(kind)), "")
         if not kind:
@@ -108,8 +108,8 @@ class BreakRule:
 
 @dataclass(frozen=True, slots=True)
 class BreakHit:
-    """Where a rule held. number: what was observed, as a reader sees it. round and seq_id None:
-    a finding about the whole run."""
+    """Where a rule matched. number: the observed value, formatted. round and seq_id are None for a
+    finding about the whole run."""
 
     rule: BreakRule
     run: RunRef
@@ -127,7 +127,7 @@ class BreakHit:
 
 
 class BreakWatch:
-    """Looks at rows that join a trace from its making on; every row is looked at once."""
+    """Checks rows added to a trace since its creation, each row once."""
 
     def __init__(self, store: TraceStore) -> None:
         self._store = store
@@ -139,10 +139,10 @@ class BreakWatch:
         self._low: set[tuple[BreakRule, tuple[int, int]]] = set()
 
     def check(self, rules: Iterable[BreakRule]) -> BreakHit | None:
-        """The first rule of the list that holds in a row since the last call, or None.
+        """The first rule of the list that matches a row since the last call, or None.
 
-        An acceptance rule holds when the rate falls below its bound, and then not before it has
-        been at the bound again.
+        An acceptance rule matches when the rate falls below its bound, and again only after the
+        rate has recovered.
         """
         store, rules = self._store, tuple(rules)
         rounds = range(self._n_rounds, len(store.rounds))
@@ -186,7 +186,7 @@ class BreakWatch:
     def _in_divergence(self, rule: BreakRule, rows: range) -> Iterator[BreakHit]:
         table = self._store.divergence
         nmse = table.column("nmse", rows.start, rows.stop)
-        # a difference that is not a number comes from logits that are none
+        # NaN comes from logits that are not finite
         for i in np.flatnonzero(~(nmse <= rule.value)).tolist():
             row = table.row(rows.start + i)
             if row["lane"].partition(",")[0] == NOISE:
@@ -203,7 +203,7 @@ class BreakWatch:
                 yield self._hit(rule, row, number)
 
     def _fallen(self, rows: range, rules: list[BreakRule]) -> Iterator[BreakHit]:
-        """Take in the drafts of these rounds, and say whose rate has fallen below a bound."""
+        """Add the drafts of these rounds, and yield a hit where a rate has fallen below a bound."""
         table = self._store.rounds
         drafted = table.column("num_draft_tokens", rows.start, rows.stop)
         for i in np.flatnonzero(drafted > 0).tolist():

@@ -1,21 +1,20 @@
-"""Quality of drafts, of each drafter by itself: how sure it was of its tokens, how far its drafts
-came, what a tree would have gained.
+"""Quality of drafts per drafter: calibration of its confidence, how far drafts get, what a tree
+would gain.
 
-Only drafts of which the trace holds every token are taken apart: of another engine's run the
-accepted ones alone may be known, and every rate over those would be 1.
+Only drafts with all tokens in the trace are analysed: of another engine's run only the accepted
+ones may be known, and every rate over those would be 1.
 
-A p_min leaves out the tokens below it, so that their bins of confidence stay empty.
+With p_min, tokens below it are missing, so their confidence bins stay empty.
 
-A draft that ended early says nothing of the indices after its end, so it is left out of them
-(the product-limit estimate of Kaplan and Meier, JASA 1958). That takes for granted that drafts cut
-short would have fared like the others; where p_min cuts them, they would have fared worse.
+A draft that ended early tells nothing about later indices and is left out of them (the
+product-limit estimate of Kaplan and Meier, JASA 1958). This assumes that drafts cut short would
+have fared like the others; where p_min cuts them, they would have fared worse.
 
-The tree has the recorded chain and next to it single tokens: at a place (index in the draft, rank
-among the drafter's candidates) it holds that candidate as well. Where the chain was rejected at
-this index and the target chose that candidate, the tree's step emits one token more: the
-candidate is accepted and the target's token after it follows. What is assumed beyond that is
-listed in `ASSUMPTIONS`. What drafted trees bring (engine.draft.drafter) is measured by running
-them.
+The tree is the recorded chain plus single tokens: at a place (index in the draft, rank among the
+drafter's candidates) it also holds that candidate. If the chain was rejected at this index and the
+target chose that candidate, the tree's step emits one token more: the accepted candidate and the
+target's token after it. Further assumptions are listed in `ASSUMPTIONS`. Drafted trees
+(engine.draft.drafter) are measured by running them.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from engine.trace.timings import joint_counts
 
 ACCEPTED, REJECTED, NOT_JUDGED = 0, 1, 2
 """Fates of a drafted token. An end token that the target chose too is the target's own, neither
-accepted nor rejected, and ends its draft for these figures; after it none is judged, as after a
-rejected one."""
+accepted nor rejected, and ends its draft for these figures; like a rejected token, nothing after it
+is judged."""
 BEYOND, UNKNOWN = 0, -1
-"""Ranks of a target's token that is not among the candidates, and of one without candidates."""
+"""Rank of a target's token that is not among the candidates, and of one without candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedDrafts:
-    """Drafts in the order they were verified.
+    """Drafts in the order of verification.
 
     By step, [s]: drafter (code of the store's texts), n_drafted (before an end token), n_accepted,
-    is_told (whether its tokens are among the following). By drafted token, [n]: step, index in the
-    draft, confidence (of the drafter's confidence head if it has one; NaN of a token that was
-    looked up), fate. By rejection, [m]: rejected_step, rejected_index, rank of the token that the
-    target chose instead among the drafter's candidates, from 1.
+    is_told (whether its tokens are listed below). By drafted token, [n]: step, index in the draft,
+    confidence (from the confidence head if there is one; NaN for looked-up tokens), fate. By
+    rejection, [m]: rejected_step, rejected_index, rank of the target's choice among the drafter's
+    candidates, from 1.
     """
 
     drafter: np.ndarray
@@ -62,25 +61,25 @@ class JudgedDrafts:
 
     @property
     def is_judged(self) -> np.ndarray:
-        """Which tokens the target has judged, bool [n]."""
+        """Whether each token was judged by the target."""
         return self.fate != NOT_JUDGED
 
 
 class DraftReader:
-    """Reads the drafts of a run, each once, while the run grows."""
+    """Reads the drafts of a growing run, each once."""
 
     def __init__(self, run: RunRef) -> None:
         self._run = run
         self._rounds_read = self._tokens_read = 0
 
     def read(self) -> JudgedDrafts | None:
-        """The drafts that were verified since the last call; None without any.
+        """The drafts verified since the last call; None without any.
 
-        The row of a round is written after the rows of its tokens.
+        A round's row is written after the rows of its tokens.
         """
         store, run_id = self._run.store, self._run.run_id
         start, stop = self._rounds_read, len(store.rounds)
-        stop_tokens = len(store.tokens)  # after the rounds: their tokens are complete
+        stop_tokens = len(store.tokens)  # read after the rounds, so their tokens are complete
         self._rounds_read = stop
         rounds = store.rounds
 
@@ -125,8 +124,8 @@ class DraftReader:
 
 
 class _Tokens:
-    """Rows start .. stop of `tokens` that belong to steps with these keys, [n], and which step each
-    belongs to."""
+    """Rows start .. stop of `tokens` that belong to steps with these keys, [n], and the step of
+    each."""
 
     def __init__(self, run: RunRef, start: int, stop: int, keys: np.ndarray) -> None:
         self._table, self._pool = run.store.tokens, run.store.text_pool
@@ -136,14 +135,14 @@ class _Tokens:
         self._rows, self._stop = mine[step >= 0], stop
         self.step = step[step >= 0]
         self.end = int(self._rows[-1]) + 1 if len(self._rows) else start
-        """After the last of them."""
+        """One past the last of them."""
 
     def column(self, name: str) -> np.ndarray:
         values: np.ndarray = self._table.column(name, 0, self._stop)[self._rows]
         return values
 
     def confidence(self) -> np.ndarray:
-        """What the drafter's confidence head said, where it has one, else its probability."""
+        """From the drafter's confidence head if there is one, else its probability."""
         head = self.column("draft_conf")
         return np.where(np.isnan(head), self.column("draft_p"), head)
 
@@ -156,7 +155,7 @@ class _Tokens:
         ids, places = self.column("token_id"), paired(self.column("pos"), self.step)
         replacing = np.flatnonzero(self.is_kind("replacement"))
         at = places_of(places[replacing], places[rejected])
-        chosen = np.append(ids[replacing], MISSING)[at]  # at -1: there is none
+        chosen = np.append(ids[replacing], MISSING)[at]  # -1: none
         candidates = self._table.column("draft_top_id", 0, self._stop)[self._rows[rejected]]
         is_there = candidates == chosen[:, None]
         rank = np.where(is_there.any(axis=1), 1 + is_there.argmax(axis=1), BEYOND)
@@ -225,14 +224,14 @@ class Calibration:
     @property
     def ece(self) -> float | None:
         """Expected calibration error: the mean over tokens of |rate - confidence| of their bin.
-        None without a token."""
+        None without tokens."""
         if not self.n_tokens:
             return None
         return float(np.abs(self.accepted - self.confidence).sum()) / self.n_tokens
 
     @property
     def excess(self) -> float | None:
-        """Mean confidence minus the rate over all tokens: above 0 the drafter is too sure."""
+        """Mean confidence minus acceptance rate: above 0 the drafter is overconfident."""
         if not self.n_tokens:
             return None
         return float(self.confidence.sum() - self.accepted.sum()) / self.n_tokens
@@ -255,8 +254,8 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class TreeGain:
-    """A tree of n_leaves. tokens_per_step: with the tree. places: (index in the draft, rank) of
-    the candidates next to the chain; fewer where no other would ever have helped."""
+    """A tree of n_leaves. tokens_per_step: with the tree. places: (index in the draft, rank) of the
+    added candidates; fewer if no others would have helped."""
 
     n_leaves: int
     tokens_per_step: float
@@ -264,7 +263,7 @@ class TreeGain:
 
     @property
     def n_more(self) -> int:
-        """Tokens that a step verifies beyond those of the chain."""
+        """Tokens verified per step in addition to the chain."""
         return len(self.places)
 
 
@@ -292,13 +291,12 @@ def tree_gains(ranks: np.ndarray, n_steps: int, n_accepted: int) -> list[TreeGai
 def width_cost(
     widths: np.ndarray, ms: np.ndarray, n: np.ndarray, width: float, n_more: int
 ) -> tuple[float, bool] | None:
-    """How many times as long a pass over width + n_more tokens takes as one over width, and whether
-    passes as wide were recorded, or some on both sides of it; else it is a guess from how the cost
-    grew with the width so far.
+    """Ratio of the cost of a pass over width + n_more tokens to one over width, and whether passes
+    that wide, or some on both sides, were recorded; if not, it is extrapolated.
 
-    widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths a straight
-    line, beyond the last one the slope of all of them (least squares), and never less than the
-    narrower one. None where that needs two widths and there are fewer, or the narrower pass was not
+    widths, ascending, ms and n, [k] each: the mean time of n passes. Between widths interpolation
+    is linear; beyond the last one the slope is a least-squares fit; never less than the narrower
+    pass. None if there are fewer than two widths where two are needed, or the narrower pass was not
     measured.
     """
     if not len(widths) or not widths[0] <= width <= widths[-1]:
@@ -317,13 +315,13 @@ def width_cost(
 
 @dataclass(frozen=True, slots=True)
 class DraftQuality:
-    """Sums over the drafts of one drafter or of several; those of two can be added.
+    """Sums over the drafts of one or several drafters; can be added.
 
     counts[d, a]: steps that drafted d and accepted a tokens, int64 [K + 1, K + 1]. ranks[i, r]:
-    rejections at index i by the rank r of the target's token among the candidates, 0 where it is
-    not among them, int64 [K, N_TOP + 1]. n_ranked, n_ranked_accepted: steps whose candidates are
-    recorded, rejected or not, and the tokens accepted in them. n_untold: steps of which the trace
-    lacks tokens.
+    rejections at index i by rank r of the target's token among the candidates, 0 if it is not among
+    them, int64 [K, N_TOP + 1]. n_ranked, n_ranked_accepted: steps with recorded candidates,
+    rejected or not, and the tokens accepted in them. n_untold: steps whose tokens are not all in
+    the trace.
     """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1), np.int64))
@@ -373,7 +371,7 @@ class DraftQuality:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """1 + accepted over all drafts; None without one."""
+        """1 + accepted tokens per draft; None without drafts."""
         if not self.n_steps:
             return None
         return 1 + float(np.arange(len(self.counts)) @ self.counts.sum(0)) / self.n_steps
@@ -391,14 +389,14 @@ class DraftQuality:
 
     @property
     def by_rank(self) -> np.ndarray:
-        """Rejections by the rank of the target's token, from 1; the last one: not among the
+        """Rejections by rank of the target's token, from 1; the last entry: not among the
         candidates. int64 [N_TOP + 1]."""
         total = self.ranks.sum(0)
         return np.append(np.delete(total, BEYOND), total[BEYOND])
 
     @property
     def tree_gains(self) -> list[TreeGain]:
-        """What trees would have gained; empty where no candidates are recorded."""
+        """What trees would have gained; empty without recorded candidates."""
         return tree_gains(self.ranks[:, 1:], self.n_ranked, self.n_ranked_accepted)
 
 
@@ -411,7 +409,7 @@ def by_drafter(drafts: JudgedDrafts) -> dict[int, DraftQuality]:
 
 
 def _sum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Two tables added from the corner that both begin in."""
+    """The sum of two tables aligned at their first entries."""
     shape = tuple(max(sizes) for sizes in zip(one.shape, other.shape, strict=True))
     total = np.zeros(shape, np.int64)
     for part in (one, other):

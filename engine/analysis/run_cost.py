@@ -1,14 +1,14 @@
-"""The cost of a run after its prompts: time by phase, forward passes, rollbacks, bytes of state;
-and how the times of two lanes compare, round by round.
+"""Cost of a run after its prompts: time by phase, forward passes, rollbacks, bytes of state; and
+the time ratio of two lanes.
 
 Lanes of a comparison are led: they verify the same drafts in the same rounds, one lane after the
-other in each of them, so a round of one and the same round of another are a pair. Their drafts are
-made once for all; the time of that is added to each lane, so that a round is as long as it would be
-in a run of its own. Lanes with copies of sequences do the work of several, and reference and noise
-lanes no work that a run does: they have no time here.
+other, so equal rounds of two lanes form a pair. Drafts are made once for all lanes; that time is
+added to each lane, so that a round is as long as in a run of its own. Lanes with copies of
+sequences do the work of several, and reference and noise lanes do no work of a run: they have no
+time here.
 
-Then plain decoding that a run with drafts is measured against: pairs of runs of the same request,
-with drafts and without, in alternation; and another run of the trace, for times of rounds.
+Then the comparison with plain decoding: pairs of runs of the same request, with and without drafts,
+in alternation; and another run of the trace, for times of rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import timings
 
 N_PARTS = 5
-"""Parts that the rounds of two lanes are dealt to in turn, for the spread of their ratio."""
+"""Number of interleaved parts of the rounds, for the spread of a ratio of two lanes."""
 COST_HEADS = (
     "lane",
     "ms/round",
@@ -49,21 +49,21 @@ COST_NOTE = (
 )
 _LEAST_ROUNDS = 2 * N_PARTS
 _OUTLIER = 3.0
-"""Times the median that a pass may take and be a usual one."""
+"""Passes longer than this multiple of the median are outliers."""
 _MOVED = ("state_bytes_copied", "state_bytes_restored", "checkpoint_bytes")
 _RESTORES = ("restore", "restore_depth")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RunCost:
-    """All sequences of a run together, rounds of prompts left out; None is not observed.
+    """Cost over all sequences of a run, prompt rounds excluded; None = not observed.
 
-    rounds: numbers of the scheduler's rounds, int64 [n] ascending. round_ms: time of each by phase,
-    float64 [n]; phases that were never observed are left out, and all where times mean nothing (see
-    above). n_passes: forward passes of the target. n_restores, n_removed, n_refused: rounds of a
-    sequence that were undone from a checkpoint, by partial removal, and not. n_replayed: tokens
-    decoded again. bytes_moved: state copied, restored and saved in checkpoints; bytes_written: by
-    passes; bytes_held: the most that cells and states took.
+    rounds: round numbers, int64 [n] ascending. round_ms: time of each by phase, float64 [n],
+    without phases never observed, and empty where times mean nothing (see above). n_passes: forward
+    passes of the target. n_restores, n_removed, n_refused: rounds of a sequence undone from a
+    checkpoint, by partial removal, and refused. n_replayed: tokens decoded again. bytes_moved:
+    state copied, restored and saved in checkpoints; bytes_written: by passes; bytes_held: peak of
+    cells and states.
     """
 
     run: RunRef
@@ -89,7 +89,7 @@ class RunCost:
         return np.sum([*self.round_ms.values(), np.zeros(len(self.rounds))], axis=0)
 
     def per_round(self, phase: str = "") -> float | None:
-        """Milliseconds of a round, on average; of one phase, or of all."""
+        """Mean milliseconds per round; of one phase, or of all."""
         if not self.round_ms or not len(self.rounds):
             return None
         if not phase:
@@ -98,7 +98,7 @@ class RunCost:
         return None if ms is None else float(ms.mean())
 
     def figures(self) -> dict[str, Any]:
-        """All of them by name, times in milliseconds a round."""
+        """All figures by name, times in milliseconds per round."""
         names = [field.name for field in fields(self)][3:]
         phases = {phase: self.per_round(phase) for phase in self.round_ms}
         counts = {name: getattr(self, name) for name in names}
@@ -107,8 +107,7 @@ class RunCost:
 
     @classmethod
     def of(cls, run: RunRef, first: int = 0, last: int | None = None) -> RunCost:
-        """From the trace as it is now. first, last: the rounds that count, both included; None: to
-        the end."""
+        """From the current trace. first, last: range of rounds, inclusive; None: to the end."""
         rows = RunColumns(run.store, "rounds", run.run_id)
         later = ~rows.is_prompt & (rows["round"] >= first)
         later &= True if last is None else rows["round"] <= last
@@ -159,13 +158,13 @@ def _round_ms(
 
 
 def is_timed(facts: RunFacts) -> bool:
-    """Whether a lane does what a run does, so that its times mean something."""
+    """Whether a lane does what a run does, so that its times are meaningful."""
     return facts.lane_kind == POLICY and facts.lane_copies is None
 
 
 def _leader(store: TraceStore, run_id: int) -> int:
-    """The lane that drafts for a lane: the one that is measured against no other."""
-    for _ in range(len(store.runs)):  # a trace of anyone's may go in circles
+    """The lane that drafts for a lane: the one without a reference of its own."""
+    for _ in range(len(store.runs)):  # an untrusted trace may contain cycles
         against = store.runs[run_id].lane_against
         if against is None or against not in store.runs:
             break
@@ -186,8 +185,8 @@ def _most(values: np.ndarray) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """Time of one lane's rounds over another's: in all, and the lowest and highest of N_PARTS.
-    more_ms: what it takes longer in a round. n_rounds: compared; n_left_out: the others."""
+    """Time ratio of two lanes: overall, and the lowest and highest of N_PARTS. more_ms: extra time
+    per round. n_rounds: rounds compared; n_left_out: the others."""
 
     ratio: float
     low: float
@@ -212,9 +211,8 @@ class TimeRatio:
 
 
 def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
-    """Of the rounds that both have; None where they are few, or were not timed. Rounds are left out
-    in which a pass over the draft took many times as long as usual: another program had its turn.
-    """
+    """Ratio over common rounds; None if they are few or untimed. Rounds with an outlier pass are
+    left out: another program was running."""
     if not one.round_ms or not other.round_ms:
         return None
     _, mine, theirs = np.intersect1d(one.rounds, other.rounds, return_indices=True)
@@ -237,15 +235,15 @@ def time_ratio(one: RunCost, other: RunCost) -> TimeRatio | None:
 
 
 def _is_usual(cost: RunCost) -> np.ndarray:
-    """Which rounds verified their draft in a time that is not out of all proportion, bool [n]."""
+    """Rounds whose verify time is not an outlier, bool [n]."""
     ms = cost.round_ms.get("verify", np.zeros(len(cost.rounds)))
     usual: np.ndarray = ms <= _OUTLIER * np.median(ms)
     return usual
 
 
 def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
-    """What a lane costs against the fastest other one, or the slowest if it is the fastest itself;
-    empty where nothing can be said."""
+    """A lane's cost against the fastest other one, or against the slowest if it is the fastest;
+    empty if nothing can be said."""
     timed = sorted(
         (c for c in costs if c.round_ms and len(c.rounds)), key=lambda c: c.per_round() or 0.0
     )
@@ -254,7 +252,7 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
         return ""
     slow, fast = (mine, timed[0]) if mine is not timed[0] else (timed[-1], mine)
     found = time_ratio(slow, fast)
-    if found and found.ratio < 1:  # of the rounds that are compared, which leave some out
+    if found and found.ratio < 1:  # over the compared rounds, without those left out
         slow, fast = fast, slow
         found = time_ratio(slow, fast)
     if found is None:
@@ -265,14 +263,14 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
     else:
         words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
         words += f"({found.spread}), {three_digits(found.more_ms)} ms a round more"
-    if found.n_left_out:  # the means on show have those too, and may say otherwise
+    if found.n_left_out:  # the means shown include those and may disagree
         means = " and ".join(three_digits(cost.per_round() or 0.0) for cost in (slow, fast))
         words += f"; means of all rounds: {means} ms"
     return f"{words}; {work_words(slow)}."
 
 
 def work_words(cost: RunCost) -> str:
-    """ "11 restores, 22.6 MiB moved, 262 ms of replay": what a lane did to roll back."""
+    """ "11 restores, 22.6 MiB moved, 262 ms of replay": a lane's rollback work."""
     replay_ms = cost.round_ms["replay"].sum() if "replay" in cost.round_ms else 0
     parts = [
         _count(cost.n_restores, "restore"),
@@ -289,7 +287,7 @@ def _count(n: int | None, word: str, plural: str = "s") -> str:
 
 
 def cost_cells(cost: RunCost) -> tuple[str, ...]:
-    """A row of the table under COST_HEADS; "-" is not observed, or means nothing for the lane."""
+    """A row of the table under COST_HEADS; "-" = not observed or meaningless."""
     times = (cost.per_round(), *map(cost.per_round, PHASES))
     counts = (cost.n_passes, cost.n_restores, cost.n_removed, cost.n_refused, cost.n_replayed)
     return (
@@ -301,7 +299,7 @@ def cost_cells(cost: RunCost) -> tuple[str, ...]:
 
 
 def cost_notes(costs: Sequence[RunCost]) -> Iterator[str]:
-    """A sentence for every lane that takes longer than the fastest one, or as long."""
+    """A sentence for each lane that takes longer than the fastest one, or as long."""
     said = (cost_sentence(costs, cost.run.run_id) for cost in costs)
     yield from dict.fromkeys(filter(None, said))
 
@@ -311,8 +309,8 @@ LEAST_PAIRS, MOST_PAIRS = 3, 5
 
 @dataclass(frozen=True, slots=True)
 class PlainRatio:
-    """Speed with drafts over speed without: the lowest, median and highest of n pairs. plain_speed:
-    tokens per second without, the median."""
+    """Speed with drafts divided by speed without: lowest, median and highest of n pairs.
+    plain_speed: median tokens per second without."""
 
     low: float
     median: float
@@ -322,7 +320,7 @@ class PlainRatio:
 
     @classmethod
     def of(cls, facts: RunFacts) -> PlainRatio | None:
-        """What was measured of a run; None for fewer pairs than are enough."""
+        """The pairs measured for a run; None if there are too few."""
         pairs = [(a, b) for a, b in facts.plain_pairs or () if a > 0 and b > 0]
         if len(pairs) < LEAST_PAIRS:
             return None
@@ -342,15 +340,15 @@ class PlainRatio:
 
     @property
     def words(self) -> str:
-        """The verdict; none inside the spread."""
+        """The verdict; none within the spread."""
         if self.is_shown:
             return f"{self.range_text} plain decoding in {self.n} pairs"
         return f"no difference to plain decoding shown ({self.range_text} in {self.n} pairs)"
 
 
 def sign_test(wins: int, n: int) -> float:
-    """Two-sided probability of at least so lopsided a result of n pairs, were both sides equally
-    likely to win each; exact, and 1 without any."""
+    """Two-sided exact sign test: probability of at least this imbalance in n pairs if both sides
+    were equally likely to win; 1 without pairs."""
     if not n:
         return 1.0
     least = min(wins, n - wins)
@@ -360,8 +358,8 @@ def sign_test(wins: int, n: int) -> float:
 def find_baseline(store: TraceStore, run_id: int) -> int | None:
     """The newest other run without drafters on the same model, prompts, compute mode and sampler.
 
-    Lanes of comparisons are left out: they are timed while other lanes decode too. None where
-    there is no such run, or where it did not generate anything yet.
+    Lanes of comparisons are left out, because other lanes decode at the same time. None without
+    such a run, or if it has generated nothing yet.
     """
     facts = store.runs.get(run_id)
     if facts is None or facts.options is None:

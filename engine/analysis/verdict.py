@@ -68,11 +68,11 @@ SUSPECT, FAILED = "suspect", "failed"
 
 @dataclass(frozen=True, slots=True)
 class LaneFork:
-    """The first token that a free lane emitted and the reference lane did not.
+    """The first token at which a free lane differs from the reference lane.
 
-    round: of the lane, in which it chose the token. after_round: the last earlier round in which
-    it rolled this sequence back. top2_gap: between the reference's two largest logits there.
-    explained: whether that is all that noise can do.
+    round: the lane's round that chose the token. after_round: the last earlier round that rolled
+    this sequence back. top2_gap: between the reference's two largest logits there. explained:
+    whether noise alone can cause it.
     """
 
     seq_id: int
@@ -90,18 +90,15 @@ IDLE_FAULT = "its fault never took effect; longer drafts, or other texts, may le
 
 @dataclass(frozen=True, slots=True)
 class LaneVerdict:
-    """One lane in short. Positions are those of the chosen tokens, None = there is none.
+    """Summary of one lane. Positions are those of the chosen tokens, None = none.
 
-    verdict and band: as the module says; `error` of a failed lane. first_pos, first_round,
-    first_seq: where the NMSE is beyond the bound for the first time, cells differ, or a fork is
-    not explained.
-    after_round: the last earlier round in which this lane rolled that sequence back, whose state
-    the diverging logits come from.
+    verdict and band: see the module; `error` of a failed lane. first_pos, first_round, first_seq:
+    where the NMSE first exceeds the bound, cells differ, or a fork is unexplained. after_round: the
+    last earlier round that rolled that sequence back, whose state the diverging logits come from.
     n_forks: positions where the most probable token differs; first_fork the first of them.
     duplicates: most attention cells beyond one per position. state_error, conv_error: worst
-    relative errors. bound: NMSE that the lane may reach, infinite for reference lanes. types: of
-    states, where they are not f32. fork: of a free lane, the first that is not explained or else
-    the first.
+    relative errors. bound: allowed NMSE, infinite for reference lanes. types: of states, if not
+    f32. fork: of a free lane, the first unexplained one, else the first.
     """
 
     lane: str
@@ -130,12 +127,12 @@ class LaneVerdict:
 
     @property
     def mode(self) -> str:
-        """Compute mode, and types of states that are not f32."""
+        """Compute mode, and types of states other than f32."""
         return " with ".join(filter(None, (self.compute, self.types)))
 
     @property
     def idle_faults(self) -> str:
-        """The faults of a lane that is the reference to the bit, so that they never took effect."""
+        """Faults of a lane that equals the reference bit by bit, so they never took effect."""
         differs = self.verdict != "exact" or self.state_error or self.conv_error or self.duplicates
         return "" if differs else ", ".join(re.findall(r"\bfault=([\w-]+)", self.lane))
 
@@ -165,14 +162,15 @@ def _state_types(facts: RunFacts) -> dict[str, str]:
 
 
 def noise_bound(trace: TraceStore, noise_runs: Sequence[int]) -> float:
-    """Largest NMSE that noise lanes with these run ids, all of one compute mode, explain."""
+    """Largest NMSE explained by the noise lanes with these run ids, all of one compute mode."""
     found = _largest_of_noise(trace, noise_runs, "nmse")
     least = max([LEAST, *(least_of_types(_state_types(trace.runs[run])) for run in noise_runs)])
     return max(least, min([found, *(_ceiling(trace, run) for run in noise_runs)]))
 
 
 def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) -> np.ndarray:
-    """Rows of a lane beyond its bound, bool [n], that no tie explains. nmse: [n]; NaN is beyond."""
+    """Rows of a lane above its bound and not explained by ties, bool [n]. nmse: [n]; NaN is
+    above."""
     beyond: np.ndarray = ~(nmse <= bound)
     checks = [check for run in noise_of(trace, run_id) if (check := trace.runs[run].noise_check)]
     share = max((check.share for check in checks), default=0.0)
@@ -185,8 +183,8 @@ def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) ->
 
 
 def _ceiling(trace: TraceStore, noise_run: int) -> float:
-    """NMSE that no lane may pass by this noise lane, infinite where it has no ceiling. Where ties
-    tip a few of its rows, they do so in other lanes."""
+    """Largest NMSE allowed by this noise lane, infinite without a ceiling. Ties that flip a few of
+    its rows flip them in other lanes too."""
     check = trace.runs[noise_run].noise_check
     if check is None:
         return math.inf
@@ -197,7 +195,7 @@ def _ceiling(trace: TraceStore, noise_run: int) -> float:
 
 
 def failed_checks(check: NoiseCheckFacts | None) -> list[CheckedBatch]:
-    """The texts of a noise check that had other logits when they were decoded afresh."""
+    """Texts of a noise check whose logits differed when they were decoded again."""
     return [one for one in check.batches if one.first] if check else []
 
 
@@ -213,7 +211,7 @@ def _largest_of_noise(trace: TraceStore, noise_runs: Sequence[int], column: str)
         for run in noise_runs
     ]
     found = max(worst, default=0.0)
-    return 0.0 if math.isnan(found) else found  # a noise lane that is wrong explains nothing
+    return 0.0 if math.isnan(found) else found  # a wrong noise lane explains nothing
 
 
 def judge_lanes(
@@ -221,14 +219,14 @@ def judge_lanes(
 ) -> list[LaneVerdict]:
     """Verdicts on the lanes with these run ids.
 
-    bound: NMSE that a lane may reach; None = what the noise lanes measured against the same
-    reference explain, of a peer lane its own. Reference lanes have no bound.
+    bound: allowed NMSE; None = what the noise lanes with the same reference explain, for a peer
+    lane its own. Reference lanes have no bound.
     """
     return [judge(trace, run, bound_of(trace, run, bound)) for run in run_ids]
 
 
 def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> float:
-    """The bound that `judge_lanes` judges a lane by."""
+    """The bound that `judge_lanes` applies to a lane."""
     facts = trace.runs[run_id]
     if facts.lane_kind == REFERENCE:
         return math.inf
@@ -241,7 +239,7 @@ def bound_of(trace: TraceStore, run_id: int, bound: float | None = None) -> floa
 
 
 def noise_against(trace: TraceStore, leader: int | None) -> float:
-    """Largest NMSE that the noise lanes measured against a leading lane explain."""
+    """Largest NMSE explained by the noise lanes of a leading lane."""
     return noise_bound(trace, _noise_of(trace, leader, NOISE))
 
 
@@ -271,7 +269,7 @@ def judge(trace: TraceStore, run_id: int, bound: float) -> LaneVerdict:
     rows, rounds = (RunColumns(trace, name, run_id) for name in ("divergence", "rounds"))
     nmse, pos = rows["nmse"], rows["pos"]
     beyond = np.flatnonzero(is_beyond(trace, run_id, nmse, bound))
-    if not beyond.size:  # cells are counted: no noise makes one too many
+    if not beyond.size:  # cells are counted exactly: noise cannot add one
         beyond = np.flatnonzero(rows["cells_differ"] > 0)
     differs = np.flatnonzero(rows["top1_equal"] == 0)
     worst = int(np.argmax(np.where(np.isnan(nmse), np.inf, nmse))) if nmse.size else None
@@ -339,8 +337,8 @@ def _verdict(
 
 
 def _forks(trace: TraceStore, run_id: int, rows: RunColumns, rounds: RunColumns) -> list[LaneFork]:
-    """Compare what the lane emitted with what the reference chose at the same positions: the first
-    token of each sequence that differs."""
+    """The first token of each sequence that the lane emitted and that differs from the reference's
+    choice at the same position."""
     tokens = RunColumns(trace, "tokens", run_id)
     emitted = tokens.is_text("kind", *EMITTED_KINDS)
     keys = zip(tokens["seq_id"][emitted].tolist(), tokens["pos"][emitted].tolist(), strict=True)
@@ -357,7 +355,7 @@ def _forks(trace: TraceStore, run_id: int, rows: RunColumns, rounds: RunColumns)
 
 
 def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bool:
-    """Whether noise may have made a sequence fork where the two best logits lay so far apart."""
+    """Whether noise may have made a sequence fork at this gap between the two best logits."""
     facts = trace.runs[run_id]
     known = [fork for fork in facts.lane_forks or () if fork.seq_id == seq_id]
     if any(not fork.follows for fork in known):
@@ -365,7 +363,7 @@ def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bo
     noise = noise_of(trace, run_id)
     by_mode = any(fork.by_mode for fork in known)
     if not noise or by_mode or not _is_greedy(facts):
-        return True  # the gap says nothing
+        return True  # then the gap says nothing
     return bool(gap <= 2 * _largest_of_noise(trace, noise, "max_abs"))
 
 
@@ -391,11 +389,11 @@ _POINTS = 64
 
 
 def state_drift(trace: TraceStore, run_id: int) -> list[dict[str, Any]]:
-    """An object per sequence and recurrent layer of a lane, [] for one without states.
+    """An object per sequence and recurrent layer of a lane, [] without states.
 
     pos: last positions of at most 64 spans of rounds; state_error, conv_error: the largest relative
-    error within each, None where the layer has no such part. rejected: tokens that the lane had
-    undone in the sequence until then.
+    error within each, None if the layer has no such part. rejected: tokens that the lane had rolled
+    back in the sequence so far.
     """
     rows, rounds = RunColumns(trace, "states", run_id), RunColumns(trace, "rounds", run_id)
     found = []

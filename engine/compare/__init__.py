@@ -1,1 +1,1 @@
-"""Lanes side by side: several memories over one model, and how far they are apart."""
+"""Comparison of lanes: several memories over one model, and their distance."""

@@ -39,23 +39,23 @@ from engine.trace.store import TraceStore
 
 
 class Comparison:
-    """Lanes over one session; `step` until it returns False.
+    """Lanes over one session; call `step` until it returns False.
 
     The reference lane decodes each sequence alone, token by token, and chooses by
     engine.decode.plain_acceptance: its sampler never sees a draft. A drafter follows it and
     proposes; every lane gets the same drafts and the same accepted tokens, so positions stay
-    comparable however wrong a lane is. Of a tree, lanes of a rollback policy get all branches,
+    comparable however wrong a lane is. Of a tree, lanes with a rollback policy get all branches,
     others the one that the reference lane's tokens follow. Lanes decode up to options.parallel
-    sequences side by side in joint batches; further prompts wait for a slot. Each lane is a run in
-    `trace`, described by the facts that engine.compare.lane names, and its differences are rows of
-    the divergence table.
+    sequences in joint batches; further prompts wait for a slot. Each lane is a run in `trace`,
+    described by the facts listed in engine.compare.lane, and its differences are rows of the
+    divergence table.
 
-    drafter: used instead of those that the options name, within their limits. draft_accept: draft
-    by script, with this many right tokens in the first, second, … draft (engine.draft.scripted).
-    bound: NMSE that a lane may reach, None = what the noise lanes explain. llama_library: a build
-    of llama.cpp, for its lanes, under llama_settings. Raises OptionError and what Session.start
-    raises; with lanes of other compute modes also what Session.model_in raises, with lanes of
-    llama.cpp PeerLibraryError. Runs that have started end with that error.
+    drafter: replaces those of the options, within their limits. draft_accept: scripted drafts, with
+    this many right tokens in the first, second, … draft (engine.draft.scripted). bound: allowed
+    NMSE of a lane, None = what the noise lanes explain. llama_library: a build of llama.cpp, for
+    its lanes, under llama_settings. Raises OptionError and what Session.start raises; with lanes of
+    other compute modes also what Session.model_in raises, with lanes of llama.cpp PeerLibraryError.
+    Runs that have started end with that error.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Comparison:
 
     @property
     def emitted(self) -> list[list[int]]:
-        """Ids of the tokens that the reference lane has emitted after each prompt."""
+        """Tokens emitted by the reference lane after each prompt."""
         return [list(sequence.emitted) for sequence in self._slots.sequences]
 
     @property
@@ -145,21 +145,21 @@ class Comparison:
 
     @property
     def bound(self) -> float:
-        """NMSE that a lane of the session's compute mode may reach, as far as is known now."""
+        """Allowed NMSE of a lane in the session's compute mode, as far as known now."""
         if self._bound is not None:
             return self._bound
         return noise_against(self.trace, self._reference.run_id)
 
     @torch.inference_mode()
     def step(self) -> bool:
-        """One round of all lanes. True while more work remains; DraftscopeError ends it."""
+        """Do one round of all lanes; returns whether work remains. A DraftscopeError ends it."""
         if not self.done:
             try:
                 self._step()
             except BaseException as error:
                 self.stop()
                 if isinstance(error, NonFiniteError):
-                    self._files.check()  # weights that are no model's explain it
+                    self._files.check()  # damaged weights explain it
                 raise
             if not self._slots.is_busy:
                 self.stop()
@@ -177,7 +177,7 @@ class Comparison:
                 lane.end([sequence.stop for sequence in self._slots.sequences])
 
     def results(self) -> list[LaneVerdict]:
-        """Verdicts so far: the reference lane first, then the lanes in the order given, those of
+        """Verdicts so far: the reference lane first, then lanes in the given order, those of
         another compute mode after the reference and noise lanes of that mode."""
         return judge_lanes(self.trace, [lane.run_id for lane in self._lanes], self._bound)
 
@@ -186,7 +186,7 @@ class Comparison:
         return [self._reference, *self._followers]
 
     def _drafters(self) -> list[Drafter]:
-        """Drafters with a memory of their own."""
+        """Stateful drafters."""
         setup, options = self._setup, self._options
         session = setup.session
         if self._draft_accept is not None:
@@ -229,7 +229,7 @@ class Comparison:
         if spec.kind == NOISE:
             return NoiseLane(setup, model, leader)
         if not spec.free:
-            # the leader's tokens are decided: a replay that chose again could only leave them
+            # the leader decides the tokens: a replay that chose again could only deviate
             setup = replace(setup, options=replace(setup.options, replay="trust"))
             return (ForkLane if spec.forks else PolicyLane)(setup, model, leader)
         if self._drafter:
@@ -240,7 +240,7 @@ class Comparison:
         return FreeLane(setup, model, leader, self._drafters())
 
     def _setup_of(self, spec: LaneSpec) -> LaneSetup:
-        """What a lane is made of; those that never roll back have no planes."""
+        """The setup of a lane; lanes that never roll back have no planes."""
         options = spec.options(self._options)
         spec_types, n_max = options.spec.types, options.spec.n_max
         found = options.snapshots if spec_types else options.snapshots_for(n_max)
@@ -313,8 +313,8 @@ class Comparison:
         return part, join_rows(of_tokens)
 
     def _row(self, sequence: DecodingSequence, pos: int, logits: Tensor, row: int) -> Distribution:
-        """The distribution that the token at `pos` is drawn from, from row `row` of the logits
-        [n, n_vocab]. Raises NonFiniteError for logits that are not finite, unless allowed."""
+        """The distribution of the token at `pos`, from row `row` of the logits [n, n_vocab]. Raises
+        NonFiniteError for non-finite logits, unless allowed."""
         found = sequence.sampler.rows(logits)(row)
         here = self._reference.facts, self._options, self._round, sequence
         note_non_finite(*here, pos - row, "", sequence.sampler.non_finite)
@@ -331,7 +331,7 @@ class Comparison:
         *,
         is_prompt: bool = False,
     ) -> Round:
-        """Emit what the reference lane chose. before: the sampler before it did."""
+        """Emit the reference lane's choice. before: the sampler's state before it."""
         pos0 = sequence.n_tokens
         n_decoded = pos0 + (len(tokens) if is_prompt else 1)
         n = sequence.emit(chosen, n_decoded, self._options, self._setup.n_ctx, self._end_tokens)

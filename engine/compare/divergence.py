@@ -1,8 +1,8 @@
-"""Divergence of a lane from the reference lane: in logits, in recurrent states, in cells; and its
-rows in the trace.
+"""Divergence of a lane from the reference lane in logits, recurrent states and cells, and its rows
+in the trace.
 
-Several lanes are measured against one reference, so that its side of every measure is made once.
-Fidelity is how far a compute mode is from f32 in this, over the model's own greedy text.
+Several lanes are compared with one reference, so its part of every measure is computed once.
+Fidelity is the divergence of a compute mode from f32 over the model's own greedy text.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from engine.trace.store import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class LogitsDifference:
-    """Measures of n positions; every list has n entries.
+    """Measures at n positions; every list has n entries.
 
-    max_abs: largest |a - b|. nmse: mean((a - b)^2) / mean(a^2), the measure of llama.cpp's
-    backend tests. kl: KL(reference || lane) of the softmaxes, nats. rank: of the chosen token among
-    the lane's logits, from 1. top2_gap: of the reference, how near the choice was to another.
-    A lane whose logits are not finite gives NaN.
+    max_abs: largest |a - b|. nmse: mean((a - b)^2) / mean(a^2), the measure of llama.cpp's backend
+    tests. kl: KL(reference || lane) of the softmaxes, nats. rank: of the chosen token among the
+    lane's logits, from 1. top2_gap: of the reference's two largest logits. A lane with non-finite
+    logits gives NaN.
     """
 
     max_abs: list[float]
@@ -43,12 +43,12 @@ class LogitsDifference:
     top2_gap: list[float]
 
     def at(self, i: int) -> LogitsDifference:
-        """The measures of position i alone, as lists of one."""
+        """The measures at position i, as lists of one."""
         return LogitsDifference(*([getattr(self, field.name)[i]] for field in fields(self)))
 
 
 class ReferenceLogits:
-    """The reference's logits [n, n_vocab] and the n tokens that it chose by them."""
+    """The reference's logits [n, n_vocab] and the n tokens chosen from them."""
 
     def __init__(self, logits: Tensor, chosen: Sequence[int]) -> None:
         self._a = a = logits.double()
@@ -62,10 +62,10 @@ class ReferenceLogits:
         self._top2_gap: list[float] = (top[:, 0] - top[:, 1]).tolist()
 
     def difference(self, lane: Tensor) -> LogitsDifference:
-        """Measures in float64 of a lane's logits [n, n_vocab]."""
+        """Measures of a lane's logits [n, n_vocab], in float64."""
         b = lane.to(self._a)
         error = self._a - b
-        # rounding leaves a tiny negative sum where both are equal
+        # rounding leaves a tiny negative sum for equal logits
         kl = (self._p * (self._log_p - torch.log_softmax(b, 1))).sum(1).clamp_min(0.0)
         of_chosen = b.gather(1, self._chosen)
         return LogitsDifference(
@@ -78,7 +78,7 @@ class ReferenceLogits:
         )
 
     def row_of(self, lane: Tensor, limit: float) -> int | None:
-        """The row whose logits those of a lane, [n_vocab], are: with an NMSE up to `limit`."""
+        """The row that a lane's logits [n_vocab] equal, with an NMSE up to `limit`."""
         error = (self._rows - lane.to(self._rows)).square().mean(1)
         nmse = _ratio(error, self._power)
         best = int(nmse.argmin())
@@ -87,12 +87,11 @@ class ReferenceLogits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryDifference:
-    """One sequence in two memories that hold the same tokens.
+    """Difference of one sequence in two memories that hold the same tokens.
 
-    state, conv: relative error |a - b| / |a| of the states and of the convolution windows, one per
-    recurrent layer, its largest; infinite where one is not finite, NaN where a layer has none.
-    n_cells: attention cells that only one of them has, or beyond one per position; cells are the
-    same in all attention layers.
+    state, conv: largest relative error |a - b| / |a| of the states and convolution windows per
+    recurrent layer; infinite if not finite, NaN if a layer has none. n_cells: attention cells that
+    only one of them has, or beyond one per position; cells are the same in all attention layers.
     """
 
     layers: tuple[int, ...]
@@ -101,13 +100,13 @@ class MemoryDifference:
     n_cells: int
 
     def first_wrong(self, limit: float) -> int | None:
-        """The first layer with a state or window that is off by more than `limit`."""
+        """The first layer with a state or window error above `limit`."""
         errors = zip(self.layers, self.state, self.conv, strict=True)
         return next((i for i, state, conv in errors if state > limit or conv > limit), None)
 
 
 class ReferenceMemory:
-    """What the reference holds of a sequence now, as its next token would see it."""
+    """The reference's memory of a sequence, as its next token would read it."""
 
     def __init__(self, memory: HybridMemory, seq: int = 0) -> None:
         self._positions = memory.attention.positions(seq)
@@ -115,17 +114,17 @@ class ReferenceMemory:
         if memory.recurrent is not None:
             self._layout = memory.recurrent.layout
             self.layers = self._layout.layers
-            # the reference decodes on: its rows are not copied by live()
+            # the reference decodes on, and live() does not copy its rows
             self._states = {key: t.clone() for key, t in memory.recurrent.live(seq).items()}
             self._sizes = _norms(self._states.values())
 
     def difference(
         self, lane: HybridMemory, seq: int = 0, beside: Sequence[int] = ()
     ) -> MemoryDifference:
-        """What a sequence of another memory differs in; pending rollbacks count as done.
+        """Difference of a sequence in another memory; pending rollbacks count as done.
 
-        beside: the sequences of the next pass, with this one among them; none = it alone. States
-        are those that such a pass would start from.
+        beside: sequences of the next pass, including this one; none = it alone. States are compared
+        as such a pass would read them.
         """
         seqs = beside or (seq,)
         n_cells = cells_that_differ(self._positions, lane.attention.positions(seq))
@@ -140,7 +139,7 @@ class ReferenceMemory:
 
 
 def cells_that_differ(reference: np.ndarray, lane: np.ndarray) -> int:
-    """Cells of either lane without a partner in the other, given the position of each cell."""
+    """Cells of either lane without a counterpart in the other, from the position of each cell."""
     low = min(reference.min(initial=0), lane.min(initial=0))
     length = int(max(reference.max(initial=0), lane.max(initial=0)) - low) + 1
     counts = [np.bincount(positions - low, minlength=length) for positions in (reference, lane)]
@@ -153,23 +152,23 @@ def _norms(states: Iterable[Tensor]) -> Tensor:
 
 
 def _ratio(error: Tensor, size: Tensor) -> Tensor:
-    """error / size, where nothing over nothing counts as none."""
+    """error / size, with 0 / 0 = 0."""
     return torch.where(error == 0, error, error / size)
 
 
 Compared = tuple[int, int, int, Sequence[int], LogitsDifference, MemoryDifference | None]
-"""Of a round of a sequence its number, seq_id, the first position, the tokens chosen from there on,
-and what differs: the logits at each, and the memories after the last but one of the positions."""
+"""For a round of a sequence: round number, seq_id, first position, tokens chosen from there on,
+differences of the logits at each, and of the memories before the last position."""
 
 
 class DivergenceRows:
-    """Writes the rows of one lane into the tables `divergence` and `states`."""
+    """Writes a lane's rows of the tables `divergence` and `states`."""
 
     def __init__(self, trace: TraceStore, run_id: int, lane: str) -> None:
         self._trace, self._run_id, self._lane = trace, run_id, lane
 
     def append(self, *compared: *Compared) -> None:
-        """A row per chosen token; what differs between memories is put into the last one."""
+        """Add a row per chosen token; the last one holds the difference of the memories."""
         number, seq_id, first_pos, chosen, logits, memories = compared
         n = len(chosen)
         state = conv = math.nan
@@ -192,7 +191,7 @@ class DivergenceRows:
         self._trace.divergence.extend(columns)
 
     def states(self, number: int, seq_id: int, pos: int, memories: MemoryDifference) -> None:
-        """A row per recurrent layer, for states whose last position is pos."""
+        """Add a row per recurrent layer, for states whose last position is pos."""
         n = len(memories.layers)
         self._trace.states.extend(
             {
@@ -219,15 +218,15 @@ def _largest(errors: Sequence[float]) -> float:
 
 
 N_TOKENS = 128
-"""Tokens generated to measure on."""
+"""Tokens generated for the measurement."""
 _BLOCK = 16
-"""Positions compared at once: in float64 a vocabulary takes megabytes for each."""
+"""Positions compared at once: each takes megabytes per vocabulary in float64."""
 
 
 def greedy_text(
     session: Session, text: str, n_tokens: int, cancelled: Callable[[], bool] = lambda: False
 ) -> list[int]:
-    """The prompt's tokens and those that the model continues them with. Raises Cancelled."""
+    """The prompt's tokens and the model's greedy continuation. Raises Cancelled."""
     prompt = session.prompt(text)
     room = session.context([prompt], RunOptions()) - len(prompt.tokens)
     options = RunOptions(n_predict=max(1, min(n_tokens, room)), ignore_eos=True)
@@ -241,8 +240,8 @@ def greedy_text(
 def measure_fidelity(session: Session, reference: Session, tokens: list[int]) -> FidelityFacts:
     """Compare the logits of every token but the last. reference: the same model in f32.
 
-    Raises OptionError for fewer than two tokens, and ModelFileError where either model is not
-    that of the file any more, so that they may be two.
+    Raises OptionError for fewer than two tokens, and ModelFileError if a model's file has changed,
+    so that the two may differ.
     """
     if len(tokens) < 2:
         raise OptionError("Fidelity needs two tokens or more.", "Give a longer text.")

@@ -1,8 +1,8 @@
-"""Lanes: what all of them have in common, and the round of the leading lane that others follow.
+"""Lanes: their common base, and the round of the leading lane that others follow.
 
-Each lane is a run of its own in the trace, with rounds, tokens, ubatches and snapshot slots, and
-says what it is in the facts of its run: lane (name), lane_kind, lane_against (run id of the lane
-that it is measured against, None = it leads), lane_free, lane_error.
+Each lane is a run of its own in the trace, with rounds, tokens, ubatches and snapshot slots,
+described by its facts: lane (name), lane_kind, lane_against (run id of the lane it is compared
+with, None = it leads), lane_free, lane_error.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from engine.trace.writer import TraceWriter
 
 @dataclass(frozen=True)
 class ReferenceRound:
-    """All sequences of a round; `memory` is the leader's, at the round's end until the next one.
+    """A round of all sequences; `memory` is the leader's at the end of the round, valid until the
+    next one.
 
-    parts: their rounds. accepted: the reference's tokens, [1] after a prompt; what is not emitted
-    of them lies after a stop. logits: float32 [len(accepted), n_vocab], those of the leader.
-    before: the reference's sampler.
+    parts: rounds by sequence. accepted: the reference's tokens, [1] after a prompt; tokens after a
+    stop are not emitted. logits: float32 [len(accepted), n_vocab], the leader's. before: the
+    reference's sampler.
     """
 
     number: int
@@ -58,24 +59,24 @@ class ReferenceRound:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether this round decoded the prompts of all its sequences."""
+        """Whether this round decoded the prompts of its sequences."""
         return self.parts[0].is_prompt
 
     def held(self, seq: int) -> ReferenceMemory:
-        """The reference's memory of a sequence, which followers' memories are compared with."""
+        """The reference's memory of a sequence, for comparison with followers."""
         if seq not in self._held:
             self._held[seq] = ReferenceMemory(self.memory, seq)
         return self._held[seq]
 
     def measure(self, part: Round) -> ReferenceLogits:
-        """The reference's logits of a part, which followers' logits are compared with."""
+        """The reference's logits of a part, for comparison with followers."""
         if part.seq not in self._logits:
             self._logits[part.seq] = ReferenceLogits(part.rows, part.accepted)
         return self._logits[part.seq]
 
 
 def spans_alone(part: Round) -> list[Span]:
-    """The batches of a lane that decodes the prompt at once and every further token alone."""
+    """Batches of a lane that decodes the prompt at once and every further token alone."""
     if part.is_prompt:
         return [part.span]
     return [Span(part.seq, pos, [token], [0]) for pos, token in enumerate(part.decoded, part.pos0)]
@@ -83,9 +84,9 @@ def spans_alone(part: Round) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class LaneSetup:
-    """What a lane is made of: spec, options, n_rs_seq (its snapshot planes) are its own, all else
-    is the same in the lanes of a comparison. n_seqs: sequences side by side. llama_library: of the
-    lanes of llama.cpp, None = an installed package. grammar: what every text keeps to."""
+    """Setup of a lane: spec, options and n_rs_seq (its snapshot planes) are its own, the rest is
+    shared by all lanes. n_seqs: sequences decoded together. llama_library: for lanes of llama.cpp,
+    None = an installed package. grammar: applies to every text."""
 
     session: Session
     trace: TraceStore
@@ -112,12 +113,12 @@ _STOPS = (
     TypeError,
     ValueError,
 )
-"""What ends one lane and leaves the others alone; the last are faults of this program."""
+"""Errors that end one lane and not the others; the last ones are faults of this program."""
 
 
 class Lane:
-    """A run in the trace that takes part in the lockstep. round: what it did last, of a leader,
-    which others are measured against."""
+    """A run in the trace that takes part in the comparison. round: its latest round; a leader's is
+    what others are compared with."""
 
     round: ReferenceRound
 
@@ -132,7 +133,7 @@ class Lane:
         self._clock = PhaseClock()
 
     def begin(self) -> None:
-        """A round starts: time counts from now."""
+        """Start a round and its timing."""
         self._recorder.resume()
         self._clock = PhaseClock()
         self._clock.start()
@@ -142,11 +143,11 @@ class Lane:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """No round comes any more; `end` is called once findings are recorded."""
+        """Called after the last round; `end` follows once findings are recorded."""
         self._recorder.close()
 
     def end(self, stops: Sequence[str]) -> None:
-        """The comparison has ended. stops: why each sequence did."""
+        """End the run. stops: why each sequence ended."""
         TraceWriter(self._trace, self.run_id).end(stops)
 
     def _record_plain(
@@ -157,7 +158,8 @@ class Lane:
         *,
         wide: bool,
     ) -> None:
-        """A round in which the target chose every token itself, in one batch or one by one."""
+        """Record a round in which the target chose every token itself, in one batch or one by
+        one."""
         rounds = []
         for part in round_.parts:
             if part.is_prompt:
@@ -183,8 +185,8 @@ class Lane:
 class EngineLane(Lane):
     """A lane with a memory, decoding with the session's model in some compute mode.
 
-    taps: layers whose rows are wanted next to the hidden ones. has_trees: whether it verifies trees
-    as such, else the branch that the leader followed.
+    taps: layers whose rows are needed in addition to the hidden ones. has_trees: whether it
+    verifies whole trees, else the branch that the leader followed.
     """
 
     has_trees: ClassVar[bool] = False
@@ -213,21 +215,21 @@ class EngineLane(Lane):
 
 
 class Follower(Lane):
-    """A lane that is measured against a leader and led by its tokens."""
+    """A lane that follows a leader's tokens and is compared with it."""
 
     def _led_by(self, leader: Lane) -> None:
-        """Choose the leader, once."""
+        """Set the leader, once."""
         self.facts.lane_against = leader.run_id
         self._leader = leader
         self._rows = DivergenceRows(self._trace, self.run_id, self.name)
 
     @property
     def error(self) -> str:
-        """Why the lane had to stop, empty while it goes on."""
+        """The error that stopped the lane, empty while it runs."""
         return self.facts.lane_error or ""
 
     def follow(self) -> None:
-        """Decode the leader's round in this lane's way; one that cannot stops with an error."""
+        """Decode the leader's round in this lane's way; stops with an error if that fails."""
         if self.error:
             return
         self.begin()
@@ -238,7 +240,7 @@ class Follower(Lane):
             self.facts.lane_error = str(error)
 
     def _fail(self, error: Exception) -> None:
-        """The lane stops with an error."""
+        """Stop the lane with an error."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         raise NotImplementedError
@@ -250,7 +252,7 @@ class Follower(Lane):
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
     ) -> MemoryDifference | None:
-        """Append a row per chosen token; the last carries the difference of the memories."""
+        """Append a row per chosen token; the last one holds the difference of the memories."""
         held = None
         if memory:
             seqs = [each.seq for each in round_.parts]
@@ -296,7 +298,8 @@ class EngineFollower(EngineLane, Follower):
         logits: torch.Tensor,
         memory: HybridMemory | None = None,
     ) -> MemoryDifference | None:
-        """As of any follower; the first wrong state of a sequence is explained in the facts."""
+        """Like Follower._compare; also explains the first wrong state of a sequence in the
+        facts."""
         held = super()._compare(round_, part, logits, memory)
         earlier = self._text.get(part.seq, [])
         before = earlier if part.pos0 else []

@@ -1,4 +1,4 @@
-"""A lane as text: `POLICY[,key=value…]`."""
+"""Lane specifications as text: `POLICY[,key=value…]`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 STATE_KEYS = {
     one.option.dest: one.field for one in options_in(RunOptions) if one.path[0] == "state_types"
 }
-"""Keys of a lane's types of states, each with its field of StateTypes."""
+"""Keys for types of states, and the field of StateTypes of each."""
 _KEYS = {
     POLICY: (*_FIELDS, "fault", "compute", *STATE_KEYS, "batch-invariant", "free", "forks"),
     NOISE: ("split", "kv", "ubatch", "compute", *STATE_KEYS, "batch-invariant"),
@@ -56,12 +56,12 @@ _PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class LlamaRollback:
-    """How a lane of llama.cpp undoes rejected tokens.
+    """How a lane of llama.cpp rolls back.
 
-    by: planes (llama_memory_seq_rm), checkpoint (saved and restored), or noise: never, each round
-    starts from the exact state. on_device: checkpoints stay in the library's buffers. step: tokens
-    per batch of a verification, 0 = all in one. undoes_batch: a rejection removes the whole batch
-    and decodes what was accepted again. shows_planes: every plane is read in every round.
+    by: planes (llama_memory_seq_rm), checkpoint (saved and restored), or noise: no rollback, each
+    round starts from the exact state. on_device: checkpoints stay in the library's buffers. step:
+    tokens per batch of a verification, 0 = all in one. undoes_batch: a rejection removes the whole
+    batch and decodes the accepted tokens again. shows_planes: every plane is read in every round.
     """
 
     by: str
@@ -73,15 +73,14 @@ class LlamaRollback:
 
 @dataclass(frozen=True, slots=True)
 class LaneSpec:
-    """What a lane does differently. The name is the text it was parsed from.
+    """What distinguishes a lane. The name is the text it was parsed from.
 
-    kind: policy, noise, reference (of another compute mode or of other types of states), peer or
-    peer noise. changes: fields of RunOptions that replace those of the comparison; types: fields
-    of its StateTypes. compute: mode of the weights, None = the session's. free: the lane drafts and
+    kind: policy, noise, reference (of another compute mode or other types of states), peer or peer
+    noise. changes: fields of RunOptions that override the comparison's; types: fields of its
+    StateTypes. compute: mode of the weights, None = the session's. free: the lane drafts and
     accepts on its own until it emits another token than the reference. forks: its sequences are
-    copied, and go on in turns with their copies. seed: of the jitter of a
-    lane of peer noise. llama: of lanes that roll back in llama.cpp; they are policy and noise lanes
-    of its own plain lane.
+    copied and continue in turns with their copies. seed: of the jitter of a peer noise lane. llama:
+    for lanes that roll back in llama.cpp; they are policy and noise lanes of its own plain lane.
     """
 
     name: str
@@ -96,7 +95,7 @@ class LaneSpec:
 
     @classmethod
     def parse(cls, text: str) -> LaneSpec:
-        """Read `POLICY[,key=value…]`; only `fault` may be repeated. Raises OptionError.
+        """Parse `POLICY[,key=value…]`; only `fault` may be repeated. Raises OptionError.
 
         In addition to the policies: `llama.cpp` (also called `peer`), `llama.cpp,rollback=…`,
         `noise` with split, kv, ubatch, compute or types of states, and `reference` with the last
@@ -166,7 +165,7 @@ NOISE_LANE = LaneSpec(NOISE, dict(_PLAIN), NOISE)
 """Decodes batches of the lanes' widths, each from the reference lane's exact state."""
 
 LLAMA_PLAIN_LANE = LaneSpec(LLAMA, dict(_PLAIN), REFERENCE)
-"""llama.cpp token by token, which its lanes with rollback are measured against."""
+"""llama.cpp token by token, the reference of its lanes with rollback."""
 
 LLAMA_NOISE_LANE = LaneSpec(
     f"{LLAMA},rollback={NOISE}", dict(_PLAIN), NOISE, llama=LlamaRollback(NOISE)
@@ -176,7 +175,7 @@ LLAMA_NOISE_LANE = LaneSpec(
 PEER_NOISE_LANES = tuple(
     LaneSpec(f"{NOISE},{PEER}={seed}", dict(_PLAIN), PEER_NOISE, seed=seed) for seed in (1, 2, 3)
 )
-"""Round as llama.cpp does; three, since one may not meet the ties that another does."""
+"""Round as llama.cpp does; three of them, because one may miss ties that another meets."""
 
 
 def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:

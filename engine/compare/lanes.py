@@ -1,10 +1,9 @@
-"""Lanes that others are measured by: reference, reference of another mode, noise; and which of
-them a list of lanes needs.
+"""Reference and noise lanes, and which of them a list of lanes requires.
 
-Noise is measured without any memory code that lanes are judged for: texts decoded afresh.
-Rollbacks, restores, copies and verify batches are what a noise lane shares with the lanes that it
-bounds. Here an empty memory takes a text from position 0 on, in one batch and again in short
-batches of several widths next to another sequence. Nothing is ever removed, restored or copied.
+Noise is measured without the memory code that lanes are tested for: texts are decoded again in an
+empty memory from position 0 on, in one batch, and in short batches of several widths together with
+another sequence. Nothing is ever removed, restored or copied, while rollbacks, restores, copies and
+verify batches are what a noise lane shares with the lanes it bounds.
 """
 
 from __future__ import annotations
@@ -42,40 +41,40 @@ from engine.session import Session
 from engine.trace.records import NOISE, PEER, POLICY, REFERENCE
 
 JITTER = {"f32": 2.0**-20, "blocks": 2.0**-20}
-"""Relative error of a noise lane's embeddings: about what sums in float32 come to differ by over
-the layers of a model."""
+"""Relative error of a noise lane's embeddings: about the error that float32 sums accumulate over a
+model's layers."""
 JITTER_ROUNDED = 2.0**-16
-"""The same in modes that round activations, to 8 bits or so: a 256th of that rounding, so that in
-every row some are rounded the other way."""
+"""The same for modes that round activations to about 8 bits: a 256th of that rounding, so that some
+values of every row are rounded differently."""
 
 
 class ReferenceLane(EngineLane):
     """Decodes each sequence alone: prompts in the usual ubatches, every further token by itself.
 
-    `round` is set by the owner, which chooses the tokens.
+    The owner chooses the tokens and sets `round`.
     """
 
     def decode(
         self, number: int, seq_id: int, span: Span, *, is_prompt: bool = False
     ) -> tuple[Tensor, TargetRows]:
-        """Logits [1, n_vocab] after the last of the tokens, and the rows of all."""
+        """Logits [1, n_vocab] after the last token, and the rows of all."""
         self._holders[span.seq] = seq_id
         logits, of_tokens = self._run(number, [span], is_prompt=is_prompt)
         return logits[span.seq], of_tokens[span.seq]
 
     def record_drafts(self, number: int, asked: Sequence[tuple[int, Draft]]) -> None:
-        """Every drafter that was asked on behalf of all lanes."""
+        """Record every draft requested on behalf of all lanes."""
         self._recorder.drafts(number, asked, self._holders)
 
     def close(self, round_: ReferenceRound) -> None:
-        """Record what was chosen."""
+        """Record the chosen tokens."""
         rows = {part.seq: part.rows for part in round_.parts}
         self._record_plain(round_, rows, self.memory, wide=False)
         self.round = round_
 
 
 class ModeLane(EngineFollower):
-    """The reference lane of another compute mode: it leads the lanes of its mode.
+    """The reference lane of another compute mode, which leads the lanes of its mode.
 
     It decodes the reference lane's tokens one by one, so its differences are those of the mode.
     """
@@ -90,20 +89,20 @@ class ModeLane(EngineFollower):
 
 
 class NoiseLane(EngineFollower):
-    """Decodes in other batches, where kernels add in another order, and never rolls anything back.
+    """Decodes in other batches, in which kernels sum in another order, and never rolls back.
 
-    Its memory decodes the accepted tokens of all sequences side by side, so it drifts from the
-    leader's as that of any lane does which decodes in other widths. The logits that are compared
-    come from a second memory, which is given that state before every round and decodes the drafts
-    in the batches, filler included, of a lane with snapshots enough. So its differences are those
-    that a correct lane may have: no state of it has ever seen a rejected token.
+    Its memory decodes the accepted tokens of all sequences together, so it drifts from the leader's
+    like that of any lane with other widths. The compared logits come from a second memory, which
+    gets that state before every round and decodes the drafts in the batches, filler included, of a
+    lane with enough snapshots. So its differences are those of a correct lane: its states have
+    never seen a rejected token.
 
-    Where activations are rounded to bf16 or int8, or routed to experts, most differences are
-    rare: a last bit that tips a rounding or a tie. So that they are seen here and not in some
-    lane alone, its embeddings are jittered, unless the shape of a batch cannot matter anyway.
+    Where activations are rounded to bf16 or int8, or routed to experts, most differences are rare:
+    a last bit that flips a rounding or a tie. So that they occur here and not only in other lanes,
+    its embeddings are jittered, unless the shape of a batch cannot matter anyway.
 
-    A bug in what it shares with other lanes must not raise their bound, so there is a ceiling, and
-    the fact noise_check says what noise is without that code (engine.compare.lanes).
+    A bug in code shared with other lanes must not raise their bound, so there is a ceiling, and the
+    fact noise_check measures noise without that code (engine.compare.lanes).
     """
 
     def __init__(self, setup: LaneSetup, model: HybridModel, leader: Lane) -> None:
@@ -141,8 +140,7 @@ class NoiseLane(EngineFollower):
             self._drafting.mirror(part.seq, self.memory, part.pos0)
 
     def _logits(self, round_: ReferenceRound) -> RowsBySequence:
-        """Rows after the first rejected token are not looked at: a token's logits do not depend
-        on later ones."""
+        """Rows after the first rejected token are ignored: logits do not depend on later tokens."""
         found: RowsBySequence = {}
         spans = [part.span for part in round_.parts]
         for _, ubatches in verify_batches(
@@ -154,8 +152,8 @@ class NoiseLane(EngineFollower):
 
 
 class LaneMode(NamedTuple):
-    """What makes logits differ from the reference's without any draft: lanes of a mode are measured
-    against the mode's own reference lane. compute: of the weights. types: of states."""
+    """What makes logits differ from the reference's without drafts: lanes of a mode are compared
+    with that mode's reference lane. compute: of the weights. types: of states."""
 
     compute: str
     types: StateTypes
@@ -165,7 +163,7 @@ class LaneMode(NamedTuple):
         return LaneMode(spec.compute or self.compute, replace(self.types, **spec.types))
 
     def lane(self, kind: str, common: LaneMode, *more: str) -> LaneSpec:
-        """A lane of this mode, by what differs from the mode of the comparison, and more
+        """A lane of this mode, specified relative to the comparison's mode, with further
         settings."""
         own, its = asdict(self.types), asdict(common.types)
         settings = [f"compute={self.compute}"] * (self.compute != common.compute)
@@ -174,15 +172,15 @@ class LaneMode(NamedTuple):
 
 
 def with_mode_lanes(specs: Sequence[LaneSpec], common: LaneMode) -> list[LaneSpec]:
-    """The lanes in order, those of other modes than `common` led by lanes of their mode, a peer
-    lane followed by its noise; lanes that roll back in llama.cpp by the first plain lane of it,
-    with a noise lane.
+    """The lanes in order, those of other modes than `common` after a reference lane of their mode,
+    a peer lane followed by its noise lanes, and lanes that roll back in llama.cpp after its first
+    plain lane and a noise lane.
 
-    Such a mode has a reference lane, and a noise lane if it has policy lanes; both come before
-    the mode's first lane, wherever they were given. A policy lane with ubatches of its own follows
-    a noise lane with the same ones, if its mode has noise lanes at all: where a pass is cut, a
-    router may be at a near tie. Raises OptionError for a lane given twice and
-    for a second reference lane of the same mode.
+    Such a mode has a reference lane, and a noise lane if it has policy lanes; both precede the
+    mode's first lane, wherever they were given. A policy lane with its own ubatch size follows a
+    noise lane with the same size, if its mode has noise lanes at all, because a router may be near
+    a tie where a pass is cut. Raises OptionError for a lane given twice and for a second reference
+    lane of the same mode.
     """
     names = [REFERENCE, *(spec.name for spec in specs)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -231,7 +229,7 @@ _WIDTHS = (2, 3, 5, 1, 4, 8)
 _ALL_OF_FIRST = 12
 _EVERY = 8
 _MOST_ROWS = 32
-"""Rows that are kept of a text: the first ones, which short batches decode, then every eighth."""
+"""Rows kept of a text: the first ones, which short batches decode, then every eighth."""
 _MOST_TEXTS = 3
 ONE_BATCH, SHORT_BATCHES = "one batch", "short batches"
 
@@ -242,10 +240,10 @@ those after the prompt."""
 
 
 class NoiseCheck:
-    """Collects what a leader decodes and decodes it afresh when a sequence ends.
+    """Collects what a leader decodes and decodes it again when a sequence ends.
 
-    found: `ceiling` and `share` as in engine.analysis.noise_ceiling, and per way of batching the
-    checked rows, those beyond the ceiling and the worst NMSE; first: where the first of them is.
+    found: `ceiling` and `share` as in engine.analysis.noise_ceiling, and per kind of batching the
+    rows checked, those above the ceiling and the worst NMSE; first: the place of the first of them.
     """
 
     def __init__(
@@ -263,7 +261,7 @@ class NoiseCheck:
         self._n_checked = 0
 
     def observe(self, part: Round) -> None:
-        """A round of the leader."""
+        """Add a round of the leader."""
         if part.seq_id not in self._texts:
             if not part.is_prompt or len(self._texts) + self._n_checked >= _MOST_TEXTS:
                 return
@@ -298,8 +296,8 @@ class NoiseCheck:
             self._note(seq_id, name, positions, batches, nmse)
 
     def _decode(self, text: _LeaderText, batches: list[tuple[int, int]]) -> Tensor:
-        """Logits [n, n_vocab] after the wanted positions; short batches are decoded next to the
-        same text from its second token on, so that rows of another sequence would show."""
+        """Logits [n, n_vocab] after the wanted positions; short batches are decoded together with
+        the same text from its second token on, so that mixed-up rows would show."""
         (tokens, rows), model, n_seqs = text, self._model, min(len(batches), 2)
         other = [*tokens[1:], tokens[0]]
         memory = self._session.make_memory(self._options, n_seqs, len(tokens), 0, model.device)

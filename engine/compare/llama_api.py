@@ -1,16 +1,17 @@
-"""llama.cpp's C interface through ctypes: its functions, and layouts of its parameter structures.
+"""llama.cpp's C interface through ctypes: its functions, and the layouts of its parameter
+structures.
 
-llama_api.txt declares both; `?` marks what a library may lack. A layout is chosen by the size that
-the library writes and by the defaults that it gives.
+llama_api.txt declares both; `?` marks what a library may lack. A layout is selected by the size
+that the library writes and by its default values.
 
-Frames go between Draftscope and a process that drives llama.cpp (llama_driver.cpp). A frame is its
+Frames connect Draftscope with a process that drives llama.cpp (llama_driver.cpp). A frame is its
 length (u64) and values; a value is `i` and an int64, or `b`, a length (u64) and bytes, all little
-endian. A request begins with the name of a command, a reply with 0, or with 1, the kind of error
+endian. A request starts with the name of a command, a reply with 0, or with 1, the kind of error
 and a message.
 
-With a folder in an environment variable, every process that is driven from here writes a transcript
-of what it was asked, to ask another build the same: a frame for each command. The number of a blob
-that the library gave is in its place: another build loads its own.
+If an environment variable names a folder, every driven process writes a transcript of its requests,
+so that another build can be asked the same: one frame per command. Blobs made by the library are
+replaced by their number, because another build makes its own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ROOM = 1 << 14
 
 
 class CommandError(Exception):
-    """A command that was refused. kind: build, model, full, library or option."""
+    """A refused command. kind: build, model, full, library or option."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -83,7 +84,7 @@ class _LlamaBatch(Structure):
 
 
 class _Tensor(Structure):
-    """The head of a ggml_tensor, which is all that a trace needs."""
+    """The head of a ggml_tensor, as far as a trace needs it."""
 
     _fields_ = (("type", c_int32), ("buffer", c_void_p), ("ne", c_int64 * 4), ("nb", c_size_t * 4))
 
@@ -112,12 +113,12 @@ _KINDS: dict[str, Any] = {
 _FUNCTION = re.compile(r"(\? )?(\S+) (\w+)\((.*)\)")
 SET_NEXTN = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
 GET_NEXTN = "_Z26llama_get_embeddings_nextnP13llama_context"
-"""The rows that an MTP block reads, which are of a staging interface in C++."""
+"""The rows read by an MTP block, from a staging interface in C++."""
 
 
 def _declared() -> tuple[list[list[str]], list[tuple[Any, ...]]]:
-    """Lines of the structures in llama_api.txt, after the function that gives their defaults; and
-    the functions: what marks that it may be missing, result, name, arguments."""
+    """Structures of llama_api.txt as lines, after the function that gives their defaults; and
+    functions: the mark of optional ones, result, name, arguments."""
     text = Path(__file__).with_name("llama_api.txt").read_text(encoding="utf-8")
     *structures, (_, *lines) = (block.splitlines() for block in text.split("\n\n"))
     found = (_FUNCTION.fullmatch(line.strip()) for line in lines)
@@ -125,7 +126,7 @@ def _declared() -> tuple[list[list[str]], list[tuple[Any, ...]]]:
 
 
 def _fields(lines: Sequence[str], *, newer: bool) -> list[tuple[str, Any]]:
-    """newer: with those that came later."""
+    """newer: including fields added later."""
     words = (line.split() for line in lines if newer or "?" not in line)
     return [
         (name, _KINDS[kind])
@@ -146,13 +147,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[list[tuple[str, Any]], ...]]] = {
         _STRUCTURES, (_MODEL_DEFAULTS, _CONTEXT_DEFAULTS), strict=True
     )
 }
-"""Defaults that every layout has, and the fields of each layout, of llama.cpp from August 2026: the
+"""Defaults common to all layouts, and the fields of each layout, of llama.cpp from August 2026: the
 model's of 72 and 80 bytes, the context's of 160 and 168."""
 
 
 class LlamaApi:
-    """The functions of a library, called as in C. Raises CommandError for a library that cannot
-    be loaded, lacks one of them, or has parameters of a layout that is not known."""
+    """The functions of a library, called as in C. Raises CommandError for a library that cannot be
+    loaded, lacks a function, or has parameters of an unknown layout."""
 
     def __init__(self, library: Path) -> None:
         try:
@@ -220,8 +221,8 @@ class LlamaApi:
         raise OSError(f"it gives parameters of an unknown layout from {name}{found}")
 
     def _n_written(self, name: str) -> int | None:
-        """Bytes up to the last one that a function returning a structure writes. None where the
-        calling convention hides it: here the caller passes the place as the first argument."""
+        """Bytes up to the last one written by a function that returns a structure. None where the
+        calling convention hides it: here the caller passes the address as first argument."""
         if platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32":
             return None
         function = self._function(name)
@@ -243,7 +244,7 @@ _PIECE = 1 << 20
 
 
 class WireError(Exception):
-    """What arrived is not a frame."""
+    """Received data is not a frame."""
 
 
 def write_frame(stream: IO[bytes], values: Sequence[Value | str]) -> None:
@@ -262,8 +263,8 @@ def write_frame(stream: IO[bytes], values: Sequence[Value | str]) -> None:
 
 
 def read_frame(stream: IO[bytes]) -> list[Value]:
-    """The values of the next frame. Raises EOFError at the end of the stream or in the middle of a
-    frame, and WireError for what is not one."""
+    """Read the next frame. Raises EOFError at the end of the stream or inside a frame, and
+    WireError for invalid data."""
     (n,) = _N.unpack(_read(stream, _N.size))
     if n > _MOST_BYTES:
         raise WireError(f"a frame of {n} bytes")
@@ -287,7 +288,7 @@ def read_frame(stream: IO[bytes]) -> list[Value]:
 
 
 def _read(stream: IO[bytes], n: int) -> bytes:
-    """n bytes, as they arrive: a false length takes no memory."""
+    """n bytes as they arrive, so that a false length allocates nothing."""
     parts: list[bytes] = []
     while n:
         part = stream.read(min(n, _PIECE))
@@ -303,7 +304,7 @@ _numbers = itertools.count()
 
 
 class ApiCall(NamedTuple):
-    """A command. saved: places in values that hold the number of a blob, from 0, as they came."""
+    """A command. saved: indices of values that are blob numbers."""
 
     name: str
     values: list[Value]
@@ -311,7 +312,7 @@ class ApiCall(NamedTuple):
 
 
 class Transcript:
-    """Writes the commands of one process into a folder."""
+    """Writes the commands of one process to a folder."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}-{next(_numbers):04}"
@@ -320,7 +321,7 @@ class Transcript:
         self._n_saved = 0
 
     def add(self, name: str, values: Sequence[Value | str], reply: Sequence[Value]) -> None:
-        """A command that was answered."""
+        """Add a command that was answered."""
         kept, places = list(values), 0
         for place, value in enumerate(values):
             number = self._blobs.get(_hash(value)) if isinstance(value, bytes) else None
@@ -332,18 +333,18 @@ class Transcript:
         write_frame(self._file, [name, places, *kept])
 
     def close(self) -> None:
-        """No further command comes."""
+        """Close the file."""
         self._file.close()
 
 
 def transcript() -> Transcript | None:
-    """A new transcript, if the environment asks for one."""
+    """A new transcript, if the environment requests one."""
     folder = os.environ.get(TRANSCRIPTS)
     return Transcript(Path(folder)) if folder else None
 
 
 def read_transcript(path: Path) -> list[ApiCall]:
-    """The commands of a transcript; of one that was cut short, those that are whole. Raises
+    """The commands of a transcript; of a truncated one the complete ones. Raises
     PeerLibraryError."""
     found: list[ApiCall] = []
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""llama.cpp through ctypes: what llama_driver.cpp does, where it cannot be compiled.
+"""llama.cpp through ctypes: replaces llama_driver.cpp where that cannot be compiled.
 
-A build without headers (a wheel) or a machine without a compiler has this process in place of the
-driver; it answers the same commands. It imports numpy and no torch.
+A build without headers (a wheel) or a machine without a compiler uses this process instead of the
+driver; it answers the same commands. It imports numpy and not torch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from engine.compare.llama_api import (
 from engine.errors import DraftscopeError, OptionError
 
 WHOLE, PARTIAL, ON_DEVICE = 0, 1, 2
-"""What is saved of a sequence: everything; the recurrent states; and those in buffers of the
-device, of which the library keeps one per sequence and hands out a few bytes."""
+"""What is saved of a sequence: everything; the recurrent states; or those in device buffers, of
+which the library keeps one per sequence and returns a few bytes."""
 _LOUD = 4  # GGML_LOG_LEVEL_ERROR
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _MOST_NODE = 1 << 28
@@ -283,7 +283,7 @@ class LlamaCommands:
         return [bytes(ids)[: 4 * min(n, found.value)]]
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         for number in range(len(self._contexts)):
             self.close_context(number)
         for model, _ in self._models:
@@ -318,7 +318,7 @@ class _GraphTrace:
         self.callback = EvalCallback(self._observe)
 
     def begin(self, limit: int) -> None:
-        """Keep the nodes of the next decode, at most `limit` values of each."""
+        """Record the nodes of the next decode, at most `limit` values of each."""
         self._limit, self._nodes, self._values = limit, [], []
 
     def end(self) -> list[bytes]:
@@ -344,7 +344,7 @@ class _GraphTrace:
         return True
 
     def _values_of(self, tensor: Any) -> np.ndarray | None:
-        """In order; None for what is not read here (quantised caches, and very large nodes)."""
+        """In order; None for types not read here (quantised caches, and very large nodes)."""
         head, n = tensor.contents, int(self._api.ggml_nbytes(tensor))
         dtype = np.dtype("<u2" if head.type == _BF16 else _DTYPES.get(head.type, "V1"))
         if dtype.kind == "V" or not 0 < n <= _MOST_NODE:
@@ -362,9 +362,11 @@ def serve(api: Callable[[], Any]) -> None:
     """Answer requests until the input ends."""
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is not a reply
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes
-    if sys.platform == "linux":  # also from the middle of a call that never ends
+    os.dup2(2, 1)  # output of the library is not a reply
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the parent handles Ctrl-C and closes this process
+    if sys.platform == "linux":  # also during a call that never ends
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     commands: LlamaCommands | None = None
     while True:

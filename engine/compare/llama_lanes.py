@@ -1,8 +1,8 @@
-"""Lanes that roll back in llama.cpp itself, measured against llama.cpp token by token.
+"""Lanes that roll back in llama.cpp itself, compared with llama.cpp token by token.
 
-Both sides have the same kernels, so that a bound is tight: three times what the noise lane shows,
-which never rolls anything back. What a plane holds is known by the states that the plain
-lane had, and is in the `memory` table.
+Both sides use the same kernels, so the bound is tight: three times the noise lane, which never
+rolls back. The contents of a plane are identified by comparison with the plain lane's states, and
+recorded in the `memory` table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from engine.errors import OptionError, RollbackRefusedError
 from engine.trace.records import MISSING, NOISE, POLICY
 
 MARGIN = 3.0
-"""How far beyond its noise a lane may be: both are llama.cpp on the same tokens."""
+"""Allowed multiple of the noise: both sides are llama.cpp on the same tokens."""
 REMEMBERED = 4
-"""Positions that the plain lane remembers, in planes: a rollback over a whole batch lands as far
-after the batch before it."""
+"""Positions whose states the plain lane remembers, in planes: a rollback over a whole batch ends as
+far back in the batch before it."""
 
 
 class _JudgedByPlain(LlamaLane):
-    """A lane measured against the plain lane of llama.cpp, whose engine it uses."""
+    """A lane compared with the plain lane of llama.cpp, whose engine it uses."""
 
     def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
         super().__init__(setup, plain, plain.engine)
@@ -39,7 +39,7 @@ class _JudgedByPlain(LlamaLane):
         self.facts.lane_margin = MARGIN
 
     def follow(self) -> None:
-        """Decode the plain lane's round; without one there is nothing to be measured by."""
+        """Decode the plain lane's round; fails without a plain lane."""
         if self.plain.error and not self.error:
             self.facts.lane_error = self.plain.error
         super().follow()
@@ -52,12 +52,12 @@ class _JudgedByPlain(LlamaLane):
             self._append(round_, part, round_.measure(part).difference(logits[part.seq]))
 
     def _append(self, round_: ReferenceRound, part: Round, measured: LogitsDifference) -> None:
-        """The rows of a sequence, with how far its states are from the plain lane's."""
+        """Add the rows of a sequence, with the distance of its states from the plain lane's."""
         apart = self._difference(part)
         self._rows.append(round_.number, part.seq_id, part.pos_next, part.accepted, measured, apart)
 
     def _difference(self, part: Round) -> MemoryDifference | None:
-        """Of the recurrent states; cells cannot be seen."""
+        """Difference of the recurrent states; cells cannot be read."""
         mine, other = self.state(part.seq), self.plain.states[part.seq]
         if mine is None or other is None or self.layout is None:
             return None
@@ -65,11 +65,11 @@ class _JudgedByPlain(LlamaLane):
 
 
 class LlamaNoiseLane(_JudgedByPlain):
-    """What a lane that is right may differ by: of two ways without any rollback, the further one.
+    """Allowed difference of a correct lane: the larger one of two ways without rollback.
 
     One verifies every draft in one batch from the plain lane's exact state, as planes do. The other
-    has a memory of its own that decodes what was accepted, in the batches of a checkpoint's replay,
-    and drifts as they do; its states are those that are compared.
+    has a memory of its own that decodes the accepted tokens, in the batches of a checkpoint's
+    replay, and drifts likewise; its states are the ones compared.
     """
 
     def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
@@ -106,9 +106,9 @@ class LlamaNoiseLane(_JudgedByPlain):
 
 
 class LlamaRollbackLane(_JudgedByPlain):
-    """Verifies every draft and undoes what was rejected by llama.cpp's own means.
+    """Verifies every draft and rolls rejected tokens back with llama.cpp's own means.
 
-    What is refused stops the lane: nothing is restored in its place.
+    A refusal stops the lane; nothing is restored instead.
     """
 
     def __init__(self, setup: LaneSetup, plain: PeerLane) -> None:
@@ -131,7 +131,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         self.facts.lane_kind = POLICY
         self._rule = options.spec.accept
         self._slots: dict[int, dict[int, tuple[str, int | None]]] = {}
-        # what a plane holds is known by its likeness to the plain lane's states
+        # a plane's contents are identified by comparison with the plain lane's states
         self.facts.columns = {"memory": {"state": "derived", "age": "derived"}}
         if by_planes and self.layout and not n_rs_seq:
             self.facts.lane_error = str(
@@ -187,7 +187,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         return torch.cat(rows)
 
     def _save(self, part: Round) -> bytes | None:
-        """A checkpoint, where a rejection would need one."""
+        """A checkpoint, if a rejection would need one."""
         if self._way.by != "checkpoint" or self.layout is None or part.draft is None:
             return None
         return self.engine.save(self.context, part.seq, self._flags)
@@ -199,7 +199,7 @@ class LlamaRollbackLane(_JudgedByPlain):
     def _verified_round(
         self, number: int, part: Round, logits: Tensor, saved: bytes | None
     ) -> Round:
-        """A round before anything is undone of it."""
+        """The round before any rollback."""
         n_rejected = len(part.tokens) - len(part.accepted)
         return Round(
             number,
@@ -221,8 +221,8 @@ class LlamaRollbackLane(_JudgedByPlain):
     def _undo(
         self, part: Round, mine: Round, logits: dict[int, Tensor], saved: bytes | None
     ) -> None:
-        """Undo what was rejected. logits of the sequence become those that it goes on from.
-        Raises RollbackRefusedError."""
+        """Roll back rejected tokens. The sequence's entry in logits becomes the row it continues
+        from. Raises RollbackRefusedError."""
         n, kept = len(part.tokens), len(part.accepted)
         if self._way.shows_planes:
             self._show_planes(part)
@@ -257,7 +257,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         )
 
     def _tell_plane(self, part: Round, depth: int) -> None:
-        """The plane that a removal of this many tokens makes the next batch read."""
+        """Note the plane that the next batch reads after removing this many tokens."""
         state = self.state(part.seq)
         if state is None:
             return
@@ -267,7 +267,7 @@ class LlamaRollbackLane(_JudgedByPlain):
         self._slots[part.seq_id][depth] = "pending", age
 
     def _show_planes(self, part: Round) -> None:
-        """Which position each plane holds after the batch, before anything is removed."""
+        """Record the position in each plane after the batch, before any removal."""
         if self.layout is None:
             return
         last = part.pos0 + len(part.tokens) - 1
@@ -280,7 +280,7 @@ class LlamaRollbackLane(_JudgedByPlain):
             if state is None:
                 break
             pos = self.plain.histories[part.seq].position_of(state)
-            if pos is not None:  # those of rejected tokens are not known
+            if pos is not None:  # unknown for rejected tokens
                 kind = "fresh" if last - pos == depth else "stale"
                 self._slots[part.seq_id][depth] = kind, last - pos
 
@@ -292,8 +292,8 @@ class LlamaRollbackLane(_JudgedByPlain):
 
 
 def _by_sequence(round_: ReferenceRound, rows: Tensor) -> dict[int, Tensor]:
-    """The rows of each sequence that its chosen tokens come from; those of a batch in the order of
-    its spans."""
+    """The rows of each sequence that its tokens are chosen from; batch rows are in the order of its
+    spans."""
     found, start = {}, 0
     for part in round_.parts:
         found[part.seq] = rows[start : start + len(part.accepted)]

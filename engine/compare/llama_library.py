@@ -1,8 +1,8 @@
-"""Builds of llama.cpp: found in what a user names, and how each is driven.
+"""Builds of llama.cpp: how a user's argument is resolved, and how each build is driven.
 
 A build is a build tree, an install prefix, a folder with `llama.h` and the library, the library
-itself, a Python wheel, or the name of an installed package. With its headers and a C++ compiler,
-llama_driver.cpp is compiled for it, once, into the cache folder; else engine.compare.llama_cpp
+itself, a Python wheel, or the name of an installed package. With headers and a C++ compiler,
+llama_driver.cpp is compiled for it once, into the cache folder; else engine.compare.llama_cpp
 drives it through ctypes.
 """
 
@@ -31,7 +31,7 @@ _NAMES = {
 _DEFAULT_NAMES = ("libllama.so", "xllamacpp.abi3.so")
 _PLACES = (".", "bin", "lib", "lib64", "build/bin", "build/lib", "src", "build/src")
 _PACKAGES = {"llama_cpp": "lib", "xllamacpp": "."}
-"""Packages with a library, and where in the package it is."""
+"""Packages with a library, and its place in the package."""
 _SOURCE = Path(__file__).with_name("llama_driver.cpp")
 _COMPILERS = ("c++", "clang++", "g++")
 _COMPILE_S = 300.0
@@ -42,15 +42,15 @@ INSTALL = "Name a build with --llama-cpp, or install one: pip install xllamacpp"
 
 @dataclass(frozen=True, slots=True)
 class LlamaBuild:
-    """library: the file that has the C interface. headers: folders with llama.h and ggml.h, none
-    where there are none."""
+    """library: the file with the C interface. headers: folders with llama.h and ggml.h, may be
+    empty."""
 
     library: Path
     headers: tuple[Path, ...] = ()
 
     @property
     def stamp(self) -> str:
-        """A hash of what the driver is made of: its source, the headers, the library's file."""
+        """A hash of the driver's inputs: its source, the headers, the library file."""
         made_of = hashlib.sha256(_SOURCE.read_bytes())
         for folder in self.headers:
             for path in sorted(folder.glob("*.h")):
@@ -61,15 +61,15 @@ class LlamaBuild:
 
 
 def missing() -> str:
-    """Why there can be no lanes of llama.cpp here, in a sentence; empty if there can."""
+    """Why lanes of llama.cpp are impossible here, in a sentence; empty if they are possible."""
     if any(find_spec(name) for name in _PACKAGES):
         return ""
     return f"llama.cpp lanes need a build of llama.cpp. {INSTALL}"
 
 
 def find_build(named: Path | None) -> LlamaBuild:
-    """The build at a path, in a wheel, or in the package of that name; None = the first installed
-    package that has one. Raises OptionError, naming what is missing."""
+    """The build at a path, in a wheel, or in the named package; None = the first installed package
+    that has one. Raises OptionError, naming what is missing."""
     if named is None or str(named) in _PACKAGES:
         return _installed([str(named)] if named else list(_PACKAGES))
     if named.is_file() and named.suffix == ".whl":
@@ -95,8 +95,8 @@ def find_build(named: Path | None) -> LlamaBuild:
 
 
 def start_words(build: LlamaBuild) -> list[str]:
-    """The command of the process that drives a build: the compiled driver, or where there are no
-    headers or no compiler, Python with ctypes. Raises PeerLibraryError if it does not compile."""
+    """The command that drives a build: the compiled driver, or without headers or compiler, Python
+    with ctypes. Raises PeerLibraryError if compilation fails."""
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if build.headers and compiler and sys.platform != "win32":
         return [str(_compiled(build, compiler))]
@@ -104,10 +104,10 @@ def start_words(build: LlamaBuild) -> list[str]:
 
 
 def environment(folder: Path | None) -> dict[str, str]:
-    """For a child that loads the library in a folder, if it is one that does."""
+    """Environment of a child that loads a library from a folder."""
     found = dict(os.environ)
     found["PYTHONPATH"] = os.pathsep.join(part or os.getcwd() for part in sys.path)
-    found["GGML_NO_BACKTRACE"] = "1"  # which would start a debugger
+    found["GGML_NO_BACKTRACE"] = "1"  # it would start a debugger
     if folder is not None:
         known = found.get("LD_LIBRARY_PATH")
         found["LD_LIBRARY_PATH"] = str(folder) + (os.pathsep + known if known else "")
@@ -133,8 +133,8 @@ def _installed(packages: list[str]) -> LlamaBuild:
 
 
 def _headers(library: Path, named: Path) -> tuple[Path, ...]:
-    """Folders of llama.h and ggml.h that belong to a library: in the folder that was named, those
-    above the library, or in the sources that its build was made from."""
+    """Folders of llama.h and ggml.h that belong to a library: in the named folder, in parents of
+    the library, or in the sources it was built from."""
     roots = [*library.parents[:4]]
     if named.is_dir():
         roots.insert(0, named.resolve())
@@ -178,7 +178,7 @@ def _unpacked(wheel: Path) -> Path:
                 )
             archive.extractall(made, libraries)
             Path(made).rename(folder)
-            Path(made).mkdir()  # for the end of the temporary folder
+            Path(made).mkdir()  # before the temporary folder is deleted
     except (zipfile.BadZipFile, OSError) as error:
         if not folder.is_dir():
             raise OptionError(
@@ -188,7 +188,7 @@ def _unpacked(wheel: Path) -> Path:
 
 
 def _compiled(build: LlamaBuild, compiler: str) -> Path:
-    """The driver of a build. Raises PeerLibraryError."""
+    """Compile the driver of a build. Raises PeerLibraryError."""
     driver = cache_folder() / "llama.cpp" / f"driver-{build.stamp}"
     if driver.is_file():
         return driver

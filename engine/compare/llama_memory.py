@@ -1,7 +1,7 @@
-"""Scripts of memory operations on llama.cpp's own memory, where its C interface has them.
+"""Memory scripts on llama.cpp's own memory, as far as its C interface allows.
 
-Of a sequence it gives the last position; pending planes, valid depths, cells and places are unknown
-and not judged. Splits, faults and storage filled beforehand cannot be asked for.
+Of a sequence only the last position is known; pending planes, valid depths, cells and places are
+unknown and not judged. Splits, faults and prefilled storage are not supported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.session import Session
 
 
 class LlamaScriptContext(MemoryContext):
-    """Of llama.cpp's own memory."""
+    """A context of llama.cpp's memory."""
 
     def __init__(self, owner: LlamaScriptEngine, spec: ContextSpec, policy: str) -> None:
         self._owner, self._engine = owner, owner.engine
@@ -48,7 +48,7 @@ class LlamaScriptContext(MemoryContext):
             )
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
-        """One batch, each sequence after what it holds: logits [n_tokens, n_vocab] of each."""
+        """Decode one batch, appending to each sequence: logits [n_tokens, n_vocab] of each."""
         spans = [
             Span(seq, self._engine.pos_max(self._number, seq) + 1, tokens, range(len(tokens)))
             for seq, tokens in sorted(batch.items())
@@ -80,13 +80,13 @@ class LlamaScriptContext(MemoryContext):
         return None
 
     def fact(self, seq: int, name: str) -> int | None:
-        """The last position; nothing else is known."""
+        """The last position; other facts are unknown."""
         return self._engine.pos_max(self._number, seq) if name == "pos" else None
 
     def apart(
         self, seq: int, reference: LlamaScriptContext, reference_seq: int
     ) -> MemoryDifference | None:
-        """How far the recurrent states are apart. Cells cannot be seen, so none differ."""
+        """Distance of the recurrent states. Cells cannot be read, so none differ."""
         try:
             mine, theirs = self._state(seq), reference._state(reference_seq)
         except StateBlobError as error:
@@ -119,13 +119,13 @@ class LlamaScriptEngine(MemoryEngine):
         return list(self._session.prompt(text).tokens)
 
     def close_contexts(self) -> None:
-        """Give back what scripts so far have opened."""
+        """Close the contexts of all scripts so far."""
         for number in self.opened:
             self.engine.close_context(number)
         self.opened.clear()
 
     def context(self, spec: ContextSpec, policy: str) -> LlamaScriptContext:
-        """Raises OptionError for what llama.cpp cannot be asked for."""
+        """Raises OptionError for what llama.cpp does not support."""
         asked = {
             "keep": spec.keep is not None,
             f"split={spec.split}": spec.split != "equal",

@@ -1,8 +1,8 @@
-"""llama.cpp in a process of its own, so that a library that ends it ends nothing else.
+"""llama.cpp in a child process, so that a crash of the library affects nothing else.
 
-A build under work may fail an assertion or overrun its memory. All of that is a sentence here. The
-process is llama_driver.cpp, or engine.compare.llama_cpp where that cannot be compiled; both answer
-the same commands (llama_wire).
+A build under development may fail an assertion or corrupt its memory; here that becomes an error
+message. The process is llama_driver.cpp, or engine.compare.llama_cpp if that cannot be compiled;
+both answer the same commands (engine.compare.llama_api).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from engine.options.llama_cpp import CACHE_TYPES, FLASH_ATTENTION, LlamaSettings
 
 _WAIT_S = 5.0
 _SILENT_S = 600.0
-"""The longest wait for a reply: a library can decode for ever (see plamo2_notes)."""
+"""Longest wait for a reply: a library can decode for ever (see plamo2_notes)."""
 _LONGEST = 300
 _TAIL = 4096
-"""Bytes of the child's error output that are looked at when it has ended."""
+"""Bytes of the child's error output that are examined after its end."""
 _ERROR_LINE = re.compile(r"[\d.]+ E (.+)")
-"""A line of llama-server's log that is marked as an error, without time and mark."""
+"""A line of llama-server's log marked as an error, without time and mark."""
 
 
 class GraphNode(NamedTuple):
-    """A node of a graph after it was computed. shape: ne, innermost first. values: every
-    `stride`th value in order, float32; none of a type that is not read. norm, sum: of all."""
+    """A computed node of a graph. shape: ne, innermost first. values: every `stride`th value in
+    order, float32; none for unreadable types. norm, sum: over all."""
 
     name: str
     op: str
@@ -65,11 +65,11 @@ class GraphNode(NamedTuple):
 
 
 class LlamaEngine(ABC):
-    """A loaded model of n_layers and n_bytes of weights, and its contexts, which are known by
-    number; close() gives all back.
+    """A loaded model of n_layers and n_bytes of weights, and its contexts, identified by number;
+    close() frees all.
 
     Raises UnsupportedModelError if llama.cpp cannot load the file or open a context for it,
-    OptionError for what the build does not know, PeerLibraryError where the library fails.
+    OptionError for what the build does not support, PeerLibraryError if the library fails.
     """
 
     def __init__(self, path: Path, settings: LlamaSettings | None = None) -> None:
@@ -84,20 +84,20 @@ class LlamaEngine(ABC):
         return _integers(self._ask("open_model", *words), 4)
 
     def add_model(self, path: Path) -> int:
-        """Load a second file, as an MTP block in one of its own. Returns its number."""
+        """Load a second file, such as a separate MTP block. Returns its number."""
         return self._open_model(path)[0]
 
     @abstractmethod
     def _call(self, name: str, *values: Value | str) -> list[Value]:
-        """The values of a command's reply. Raises CommandError and PeerLibraryError."""
+        """The reply values of a command. Raises CommandError and PeerLibraryError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; may be called again."""
+        """Free everything; may be called again."""
 
     def build_facts(self) -> tuple[str, str, str, tuple[tuple[str, str], ...]]:
-        """What the library says of itself: version, commit, processor features, and its devices by
-        name and description."""
+        """The library's description of itself: version, commit, processor features, and its devices
+        by name and description."""
         _, *texts = self._ask("build_facts")
         version, commit, system, devices = (_text(one) for one in texts)
         pairs = (line.partition("\t")[::2] for line in devices.splitlines())
@@ -121,12 +121,12 @@ class LlamaEngine(ABC):
         traced: bool = False,
         model: int | None = None,
     ) -> tuple[int, int]:
-        """n_seqs sequences of n_ctx cells each, under the engine's settings.
+        """Open a context of n_seqs sequences of n_ctx cells each, under the engine's settings.
 
-        n_batch: tokens of a batch, None = as the settings say. n_rs_seq: snapshot planes to ask
-        for. kv_unified: None = as the settings say. mtp_of: an MTP context at the side of that one.
+        n_batch: tokens of a batch, None = from the settings. n_rs_seq: requested snapshot planes.
+        kv_unified: None = from the settings. mtp_of: makes an MTP context attached to that one.
         traced: its decodes can be traced. model: one that was added. Returns the context's number
-        and the planes that it has, 0 where the architecture has none.
+        and its planes, 0 if the architecture has none.
         """
         settings = self.settings
         ubatch = min(n_ubatch, n_ctx)
@@ -153,12 +153,12 @@ class LlamaEngine(ABC):
         return number, planes if n_rs_seq else 0
 
     def close_context(self, number: int) -> None:
-        """Give a context back; its number is not used again."""
+        """Close a context; its number is not used again."""
         self._ask("close_context", number)
 
     def decode(self, number: int, spans: Sequence[Span]) -> np.ndarray:
-        """Decode spans in one batch; where they are more than a batch takes, in several of one
-        sequence each. Logits float32 [n, n_vocab] of the rows asked for, in order.
+        """Decode spans in one batch; if they exceed it, in several of one sequence each. Logits
+        float32 [n, n_vocab] of the requested rows, in order.
 
         Raises ContextFullError when llama.cpp finds no cells or fails.
         """
@@ -175,23 +175,23 @@ class LlamaEngine(ABC):
         return np.concatenate(rows)
 
     def decode_mtp(self, number: int, span: Span, rows: np.ndarray) -> np.ndarray:
-        """Decode a span in an MTP context: logits float32 [n, n_vocab] of the rows asked for.
+        """Decode a span in an MTP context: logits float32 [n, n_vocab] of the requested rows.
 
         rows: float32 [n, n_embd], of the token before each; see `nextn`.
         """
         return self._decode(number, [span], 0, np.ascontiguousarray(rows, "<f4").tobytes())[0]
 
     def nextn(self, number: int, n: int) -> np.ndarray:
-        """What an MTP block reads of the last n tokens of the last batch: float32 [n, n_embd]. The
-        context has to have an MTP context at its side."""
+        """Input rows of an MTP block for the last n tokens of the last batch: float32 [n, n_embd].
+        Needs an attached MTP context."""
         (raw,) = self._ask("nextn", number, n)
         return np.frombuffer(_bytes(raw), "<f4").reshape(n, -1)
 
     def trace(
         self, number: int, spans: Sequence[Span], most_values: int = 4096
     ) -> tuple[np.ndarray, list[GraphNode]]:
-        """Decode one batch in a traced context: its logits, and every node of its graphs in the
-        order in which they were computed, each alone. most_values: of a node that are kept."""
+        """Decode one batch in a traced context: its logits, and every node of its graphs in order
+        of computation. most_values: limit per node."""
         logits, found = self._decode(number, spans, most_values)
         return logits, graph_nodes(*found)
 
@@ -200,11 +200,11 @@ class LlamaEngine(ABC):
         return bool(self._ask("seq_rm", number, seq, p0, p1)[0])
 
     def seq_cp(self, number: int, src: int, dst: int) -> None:
-        """dst becomes a copy of src."""
+        """Make dst a copy of src."""
         self._ask("seq_cp", number, src, dst)
 
     def seq_keep(self, number: int, seq: int) -> None:
-        """Forget every other sequence."""
+        """Remove every other sequence."""
         self._ask("seq_keep", number, seq)
 
     def seq_add(self, number: int, seq: int, p0: int, p1: int, shift: int) -> None:
@@ -212,7 +212,7 @@ class LlamaEngine(ABC):
         self._ask("seq_add", number, seq, p0, p1, shift)
 
     def positions(self, number: int, seq: int) -> tuple[int, int]:
-        """The first and last position that both attention cells and recurrent state hold, -1 =
+        """First and last position present in both attention cells and recurrent state, -1 =
         none."""
         first, last = _integers(self._ask("positions", number, seq), 2)
         return first, last
@@ -222,20 +222,20 @@ class LlamaEngine(ABC):
         return self.positions(number, seq)[1]
 
     def save(self, number: int, seq: int, flags: int) -> bytes:
-        """A sequence as a blob; flags: WHOLE, PARTIAL, or PARTIAL with ON_DEVICE."""
+        """Save a sequence as a blob; flags: WHOLE, PARTIAL, or PARTIAL with ON_DEVICE."""
         (blob,) = self._ask("save", number, seq, flags)
         return _bytes(blob)
 
     def load(self, number: int, seq: int, blob: bytes, flags: int) -> None:
-        """Put a blob of the same flags into a sequence."""
+        """Load a blob of the same flags into a sequence."""
         self._ask("load", number, seq, blob, flags)
 
     def save_file(self, number: int, seq: int, path: Path, tokens: Sequence[int] = ()) -> None:
-        """A sequence and its tokens as a slot file of the library."""
+        """Save a sequence and its tokens as a slot file of the library."""
         self._ask("save_file", number, seq, str(path), np.array(tokens, "<i4").tobytes())
 
     def load_file(self, number: int, seq: int, path: Path) -> list[int]:
-        """Put a slot file into a sequence. Returns its tokens."""
+        """Load a slot file into a sequence. Returns its tokens."""
         (tokens,) = self._ask("load_file", number, seq, str(path))
         found: list[int] = np.frombuffer(_bytes(tokens), "<i4").tolist()
         return found
@@ -299,11 +299,9 @@ class LlamaEngine(ABC):
 
 
 class LlamaProcess(LlamaEngine):
-    """A LlamaEngine in a child process. library: what find_build takes; None = an installed
-    package.
+    """A LlamaEngine in a child process. library: see find_build; None = an installed package.
 
-    Raises in addition PeerLibraryError where the library cannot be used, or once the process has
-    ended.
+    Also raises PeerLibraryError if the library cannot be used, or once the process has ended.
     """
 
     def __init__(
@@ -337,10 +335,10 @@ class LlamaProcess(LlamaEngine):
             self._transcript.close()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
-                with suppress(OSError):  # it has ended with something unsent
+                with suppress(OSError):  # it ended with unsent data
                     stream.close()
         try:
-            child.wait(_WAIT_S)  # the end of its input is the sign to leave
+            child.wait(_WAIT_S)  # closing its input makes it leave
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -395,7 +393,7 @@ class LlamaProcess(LlamaEngine):
 
 
 def reply_limit() -> float:
-    """Seconds that the library may take for one command. Raises OptionError."""
+    """Time limit for one command, seconds. Raises OptionError."""
     said = os.environ.get("DRAFTSCOPE_LLAMA_WAIT", "")
     with suppress(ValueError):
         seconds = float(said) if said else _SILENT_S
@@ -427,14 +425,14 @@ def graph_nodes(table: bytes, values: bytes) -> list[GraphNode]:
 
 
 def last_words(stderr: IO[bytes]) -> str:
-    """The last line of an error output, without a full stop; if there is one, a failed assertion,
-    or the first line that llama-server calls an error, which the others follow from."""
+    """The last line of an error output, without full stop; a failed assertion, or the first line
+    that llama-server marks as an error, takes precedence, because the others follow from it."""
     stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _TAIL))
     lines = stderr.read().decode("utf-8", "replace").splitlines()
     said = [line.strip().rstrip(".") for line in lines if line.strip()]
     loud = [line for line in said if "ASSERT" in line or "what()" in line or "fatal" in line]
     if loud:
-        return loud[-1].rpartition("/")[2][:_LONGEST]  # without the folders of a source file
+        return loud[-1].rpartition("/")[2][:_LONGEST]  # without the path of a source file
     errors = [found[1] for line in said if (found := _ERROR_LINE.match(line))]
     return (errors[:1] or said[-1:] or [""])[0][:_LONGEST]
 

@@ -1,9 +1,8 @@
-"""Scripts of memory operations on a session's model, recorded as lanes of a comparison.
+"""Memory scripts on a session's model, recorded as lanes of a comparison.
 
-Every context is a run of the trace with its rounds, ubatches and snapshot slots. The checks of a
-context on their left sides are its rows of the divergence table, measured against the right sides,
-which all together are the reference lane. Where two checks look at the same position, the worse
-one is there.
+Every context is a run of the trace with its rounds, ubatches and snapshot slots. The left sides of
+checks are their context's rows of the divergence table, compared with the right sides, which
+together form the reference lane. If two checks cover the same position, the worse one is recorded.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter, this_engine
 
 FILLS = {"00": 0.0, "3E": torch.full((4,), 0x3E, dtype=torch.uint8).view(torch.float32).item()}
-"""What storage may hold before it is written, by the byte; or `nan`."""
+"""Fill values of storage before it is written: a byte, or `nan`."""
 FILLS["nan"] = float("nan")
 
 
@@ -56,11 +55,11 @@ def play_script(
     fill: float = FILLS["nan"],
     batch_invariant: bool | None = None,
 ) -> MemoryPlay:
-    """A script to be played on the session's model.
+    """Prepare a script on the session's model.
 
-    fill: what storage holds before it is written. batch_invariant: None = in every compute mode
-    but f32, where the widths of batches alone would go beyond what scripts allow. Raises
-    OutOfMemoryError before anything is allocated.
+    fill: initial contents of storage. batch_invariant: None = in every compute mode but f32, where
+    batch widths alone would exceed what scripts allow. Raises OutOfMemoryError before anything is
+    allocated.
     """
     if batch_invariant is None:
         batch_invariant = session.compute != "f32"
@@ -99,7 +98,8 @@ def _check_size(session: Session, script: MemoryScript, policy: str) -> None:
 
 
 class SessionContext(MemoryContext):
-    """Of the session's model; `seq_id` in the trace is the sequence. rows: of its checks."""
+    """A context of the session's model; `seq_id` in the trace is the sequence. rows: of its
+    checks."""
 
     rows: DivergenceRows
 
@@ -153,11 +153,11 @@ class SessionContext(MemoryContext):
         return logits
 
     def round_of(self, seq: int, pos: int) -> int:
-        """Number of the batch with this position, of one that was copied that of the newest."""
+        """Number of the batch with this position; for a copy, that of the newest."""
         return self._rounds.get((seq, pos), max(self._rounds.values(), default=0))
 
     def close_round(self) -> None:
-        """Record the last batch with what was undone of it."""
+        """Record the last batch with its rollback."""
         if self._open:
             self._recorder.round(self._open, self.memory, self._clock)
         self._open = []
@@ -259,13 +259,13 @@ class SessionEngine(MemoryEngine):
         return list(self.session.prompt(text).tokens)
 
     def next_round(self) -> int:
-        """Number of a batch, counted over all contexts."""
+        """Number of the next batch, counted over all contexts."""
         self._n_rounds += 1
         return self._n_rounds - 1
 
     def later(self, write: Callable[..., None], number: int, *values: Any) -> None:
-        """Have rows of a round written at the end: a check looks back at earlier rounds, and the
-        rounds of a run have to rise from row to row."""
+        """Defer writing rows of a round to the end: a check refers to earlier rounds, and the
+        rounds of a run must rise from row to row."""
         self._later.append((number, partial(write, number, *values)))
 
     def context(self, spec: ContextSpec, policy: str) -> SessionContext:
@@ -346,7 +346,7 @@ class SessionEngine(MemoryEngine):
     def _choose(
         self, number: int, run_id: int, seq: int, pos: int, token: int, logits: Tensor
     ) -> None:
-        """Record what one side's logits [1, n_vocab] say of the token the right one chooses."""
+        """Record one side's logits [1, n_vocab], with the token chosen by the right side."""
         writer, facts = TraceWriter(self.trace, run_id), target_facts(logits, [token])
         writer.learn([token, *facts.top_ids[0]], self.session.tokenizer.piece)
         writer.append(
@@ -369,7 +369,7 @@ _CheckedPosition = tuple[int, LogitsDifference, Tensor, Tensor]
 
 
 def _tolerance(check: CompareRanges) -> float:
-    """NMSE by which the lane view may judge a check; 1 where it is judged by something else."""
+    """NMSE bound of a check for the lane view; 1 if it checks something else."""
     bound = check.bound
     if check.for_states:
         return 0.0

@@ -1,8 +1,8 @@
-"""Playing a script of memory operations on whatever has contexts: this engine, later others.
+"""Player of memory scripts on any engine with contexts.
 
-A player drives the small protocol below and nothing else. Statements run one after another; a
-check or an expectation that fails is noted and the script goes on, an operation that does not end
-as the script says ends it, because what follows would mean something else.
+A player uses only the small protocol below. Statements run one after another; a failed check or
+expectation is noted and the script continues, while an operation with an unexpected outcome ends
+it, because what follows would be meaningless.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MemoryContext:
     """The memory of a model, as a script sees it. Errors: those of engine.errors."""
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, Tensor]:
-        """Decode tokens of sequences in one batch, each after those that its sequence holds.
+        """Decode tokens of sequences in one batch, appending to each.
 
         Returns the logits of each sequence, [n_tokens, n_vocab].
         """
@@ -54,22 +54,23 @@ class MemoryContext:
         raise NotImplementedError
 
     def copy(self, name: str, seq: int, place: Any) -> Any:
-        """Do save or load, of a whole sequence and a path that any context reads; or checkpoint,
-        which returns the part that cannot be rewound, or restore, of this context."""
+        """Do save or load, of a whole sequence to or from a path that any context can read; or
+        checkpoint, which returns the part that cannot be truncated, or restore, within this
+        context."""
         raise NotImplementedError
 
     def fact(self, seq: int, name: str) -> int | None:
-        """The value of one of memory_script.FACTS; None where this memory has none."""
+        """The value of one of memory_script.FACTS; None if this memory has no such fact."""
         raise NotImplementedError
 
     def apart(self, seq: int, reference: Any, reference_seq: int) -> MemoryDifference | None:
-        """Distance of a sequence's states from those of `reference_seq` in the player
-        `reference`; None where states cannot be read."""
+        """Distance of a sequence's states from those of `reference_seq` in the context `reference`;
+        None if states cannot be read."""
         raise NotImplementedError
 
 
 class MemoryEngine:
-    """Makes contexts and knows the vocabulary; it may record what checks measured."""
+    """Makes contexts and tokenises; may record what checks measured."""
 
     n_vocab: int
 
@@ -90,16 +91,16 @@ class MemoryEngine:
         """Record how far states are apart."""
 
     def failed(self, statement: Statement, message: str) -> None:
-        """Record what is otherwise than the script says."""
+        """Record a deviation from the script."""
 
     def end(self) -> None:
-        """No statement comes any more."""
+        """Called after the last statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatementOutcome:
-    """What a check or expectation came to, or an operation that went wrong. value: what was
-    measured against `bound`, NaN without one. message: what is wrong, empty if nothing is."""
+    """Outcome of a check or expectation, or of a failed operation. value: the measure compared with
+    `bound`, NaN without one. message: what is wrong, empty if nothing is."""
 
     statement: Statement
     value: float
@@ -108,7 +109,7 @@ class StatementOutcome:
 
 
 class MemoryPlay:
-    """One script under one policy, a statement at a time: a job that can be advanced.
+    """One script under one policy, played statement by statement.
 
     All contexts are made at once, so that the lanes are known from the start.
     """
@@ -123,18 +124,18 @@ class MemoryPlay:
         *,
         has_ties: bool = False,
     ) -> None:
-        """noise: by measure, what an engine that is right may be apart by; upper bounds that are
-        lower are raised to it. has_ties: the model chooses by rank, so that a difference may be a
-        tie that the width of a batch tips; it is looked for where a check fails, by the same
-        batches without a rollback."""
+        """noise: by measure, the allowed difference of a correct engine; smaller upper bounds are
+        raised to it. has_ties: the model chooses by rank, so a difference may be a tie that flips
+        with the width of a batch; when a check fails, this is tested by the same batches without a
+        rollback."""
         self.script, self.policy, self._has_ties = script, policy, has_ties
         self.outcomes: list[StatementOutcome] = []
         self.tipped: list[str] = []
-        """Checks that a tie explains, in words."""
+        """Checks explained by a tie, in words."""
         self.worst_nmse = math.nan
-        """Of all checks that bound an error from above, NaN before the first."""
+        """Over all checks with an upper bound, NaN before the first."""
         self.error: DraftscopeError | None = None
-        """What ended the play, if it was not a statement that went otherwise."""
+        """The error that ended the play, unless it was a statement's deviation."""
         self._engine, self._witness, self._noise = engine, witness, noise or {}
         self._statements = statements = script.for_policy(policy)
         specs = [one.action for one in statements if isinstance(one.action, ContextSpec)]
@@ -151,12 +152,12 @@ class MemoryPlay:
         self._contexts = {spec.name: engine.context(spec, spec.policy or policy) for spec in specs}
         self._checkpoints: dict[tuple[str, str], object] = {}
         self._copies: dict[tuple[str, int], tuple[int, str]] = {}
-        """Sequences that are copies: of which one, and how they were made."""
+        """Sequences that are copies: their source, and how they were made."""
         self._folder = tempfile.TemporaryDirectory(prefix="draftscope-memory-")
 
     @property
     def failures(self) -> list[StatementOutcome]:
-        """Outcomes that differ from what the script says."""
+        """Outcomes that deviate from the script."""
         return [outcome for outcome in self.outcomes if outcome.message]
 
     def step(self) -> bool:
@@ -175,7 +176,7 @@ class MemoryPlay:
         return bool(self._left)
 
     def stop(self) -> None:
-        """End the play: drop the statements left, free the contexts, end the recording."""
+        """End the play: drop the remaining statements, close the contexts, end the recording."""
         self._left.clear()
         if self._witness:
             self._witness.end()
@@ -251,7 +252,7 @@ class MemoryPlay:
             self._copies[context, dst] = src, how
 
     def _about_copies(self, statement: Statement) -> str:
-        """What the places of a check or expectation are copies of, and what copies they have."""
+        """Which copies are involved in a check or expectation."""
         action, places = statement.action, set[tuple[str, int]]()
         if isinstance(action, CompareRanges):
             places = {(place.context, place.seq) for place in (action.left, action.right)}
@@ -313,8 +314,8 @@ class MemoryPlay:
     def _is_tipped(
         self, statement: Statement, check: CompareRanges, bound: MeasureBound, value: float
     ) -> bool:
-        """Whether the same batches without a rollback are as far apart: then a tie of the model
-        differs with the width of a batch, and both sides are what they are without a rollback."""
+        """Whether the same batches without a rollback differ as much: then a tie of the model flips
+        with the width of a batch, and both sides equal their versions without rollback."""
         if not self._has_ties or bound.compare != "<=" or not math.isfinite(value):
             return False
         played = self._statements[: self._statements.index(statement)]
@@ -340,7 +341,7 @@ class MemoryPlay:
     def _states_apart(
         self, twin: MemoryPlay, check: CompareRanges, bound: MeasureBound
     ) -> list[float]:
-        """Errors of the states: twin's left from its right, then each side from twin's."""
+        """State errors: the twin's left from its right, then each side from the twin's."""
         sides = (check.left, check.right)
         mine = [(self._contexts[side.context], side.seq) for side in sides]
         clean = [(twin._contexts[side.context], side.seq) for side in sides]
@@ -351,7 +352,7 @@ class MemoryPlay:
     def _logits_apart(
         self, twin: MemoryPlay, check: CompareRanges, bound: MeasureBound
     ) -> list[float]:
-        """The same of logits; NaN where ties do not explain as many rows."""
+        """The same for logits; NaN where ties explain fewer rows."""
         sides = (check.left, check.right)
         mine, clean = ([play._rows(side) for side in sides] for play in (self, twin))
         values = []
@@ -393,8 +394,8 @@ class MemoryPlay:
 def _without_rollback(
     statements: Sequence[Statement], resolved: Callable[[DecodeTokens], dict[int, list[int]]]
 ) -> list[Statement] | None:
-    """The contexts of statements without planes, and their batches without what they remove later;
-    None where they do more than decode, remove an end and restore a checkpoint."""
+    """The contexts of statements without planes, and their batches without tokens that are removed
+    later; None if they do more than decode, remove a tail and restore a checkpoint."""
     contexts: list[Statement] = []
     batches: list[tuple[Statement, DecodeTokens, dict[int, list[int]]]] = []
     marks: dict[tuple[str, str], int] = {}
@@ -451,7 +452,7 @@ def _state_error(found: MemoryDifference) -> float:
 
 
 def _measured(measure: str, found: LogitsDifference, right: Tensor) -> float:
-    """The worst over the positions; top1 is the number of positions that choose otherwise."""
+    """The worst over the positions; for top1 the number of positions with another choice."""
     if measure == "top1":
         return float(found.top1_equal.count(False))
     values = found.nmse if measure == "nmse" else found.max_abs

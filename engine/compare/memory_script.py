@@ -1,4 +1,4 @@
-"""A script of memory operations as data: contexts, and what is done in them line by line."""
+"""Memory scripts as data: contexts, and the operations on them line by line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TokenPart:
 
     @property
     def n_most(self) -> int:
-        """Tokens that it can come to; a text has at most one for each byte, and a beginning."""
+        """Upper bound of its tokens; a text has at most one per byte, plus a BOS."""
         if self.is_pattern:
             return max(0, (self.stop or 0) - (self.start or 0))
         return len(self.text.encode()) + 1 if self.text else len(self.ids[self.start : self.stop])
@@ -55,8 +55,8 @@ Tokens = tuple[TokenPart, ...]
 
 @dataclass(frozen=True, slots=True)
 class ContextSpec:
-    """A memory to make. policy: None = the one that the script is played for. keep: tokens that a
-    split holds together in place of what the policy asks for."""
+    """A memory to create. policy: None = the script's. keep: tokens that a split keeps together,
+    replacing the policy's number."""
 
     name: str
     n_seqs: int = 1
@@ -82,14 +82,14 @@ class PositionRange:
 
 @dataclass(frozen=True, slots=True)
 class MeasureBound:
-    """What a check asks of a measure (one of MEASURES or top1)."""
+    """A bound on a measure (one of MEASURES or top1)."""
 
     measure: str
     compare: str = "<="
     limit: float = 0.0
 
     def holds(self, value: float) -> bool:
-        """Whether a measured value is as asked; NaN never is."""
+        """Whether a measured value satisfies the bound; NaN never does."""
         return _COMPARE[self.compare](value, self.limit)
 
 
@@ -99,7 +99,7 @@ EXACT = MeasureBound("max_abs")
 
 @dataclass(frozen=True, slots=True)
 class DecodeTokens:
-    """Tokens for sequences, as one batch or, one_by_one, each in a batch of its own."""
+    """Tokens for sequences, as one batch or, with one_by_one, each in a batch of its own."""
 
     context: str
     batch: tuple[tuple[int, Tokens], ...]
@@ -120,7 +120,7 @@ class SequenceOperation:
 
 @dataclass(frozen=True, slots=True)
 class CompareRanges:
-    """The left place against the right one: logits, or for_states states and cells."""
+    """Compare the left place with the right one: logits, or with for_states states and cells."""
 
     left: PositionRange
     right: PositionRange
@@ -137,7 +137,7 @@ class ExpectFacts:
     facts: tuple[tuple[str, str, int], ...]
 
     def misses(self, fact: Callable[[str], int | None]) -> Iterator[str]:
-        """The facts that are otherwise, in words; one that is not known (None) is not judged."""
+        """The facts that deviate, in words; unknown ones (None) are not judged."""
         for name, compare, wanted in self.facts:
             found = fact(name)
             if found is not None and not _COMPARE[compare](found, wanted):
@@ -148,14 +148,14 @@ Action = ContextSpec | DecodeTokens | SequenceOperation | CompareRanges | Expect
 
 
 MODELS = frozenset(("states", "rings"))
-"""Models whose states are made of all that came before, and those that keep rings by position
-alone, where more can be undone and positions are not shifted."""
+"""Models whose states depend on all previous tokens, and those with rings by position only, where
+more can be undone and positions cannot be shifted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One line of a script. policies: rollback policies under which it is played. models: those
-    with which it is played, of MODELS."""
+    """One line of a script. policies: rollback policies it applies to. models: kinds of models it
+    applies to, of MODELS."""
 
     line: int
     text: str
@@ -175,10 +175,10 @@ class MemoryScript:
     statements: tuple[Statement, ...]
 
     def for_models(self, kind: str) -> MemoryScript:
-        """The script with the statements that are played with models of one kind."""
+        """The script restricted to statements for one kind of model."""
         played = tuple(one for one in self.statements if kind in one.models)
         return replace(self, statements=played)
 
     def for_policy(self, policy: str) -> list[Statement]:
-        """The statements that are played under a policy, in order."""
+        """The statements for a policy, in order."""
         return [statement for statement in self.statements if policy in statement.policies]

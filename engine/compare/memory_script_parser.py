@@ -1,4 +1,4 @@
-"""Scripts of memory operations: read from scenarios in TOML, checked before anything is allocated.
+"""Parser of memory scripts: TOML scenarios, checked before anything is allocated.
 
 FORMAT is the whole language, as `draftscope memory --help-all` prints it. Files of earlier versions
 (.memory) are plain text, with title, about and policies as statements.
@@ -65,8 +65,8 @@ class _ScriptFile:
 
 
 def parse_script(name: str, file: str, text: str) -> MemoryScript:
-    """A script from its text: TOML if `file` ends in .toml, else as earlier versions wrote it.
-    Raises OptionError, naming `file` and the line."""
+    """Parse a script: TOML if `file` ends in .toml, else the format of earlier versions. Raises
+    OptionError, naming `file` and the line."""
     parser, first = _ScriptParser(), 1
     if file.endswith(".toml"):
         text, first = parser.read_keys(text, Path(file))
@@ -90,12 +90,12 @@ def parse_script(name: str, file: str, text: str) -> MemoryScript:
 
 
 def _without_comment(line: str) -> str:
-    text, quote, rest = line.rpartition('"')  # a text may hold the sign
+    text, quote, rest = line.rpartition('"')  # a text may contain the sign
     return (text + quote + re.sub(r"(^|\s)#.*", "", rest)).strip()
 
 
 class _Wrong(Exception):  # noqa: N818 - the words of an OptionError
-    """What is wrong with a line."""
+    """An error in a line."""
 
 
 class _ScriptParser:
@@ -112,8 +112,8 @@ class _ScriptParser:
         self._n_tokens = 0
 
     def read_keys(self, text: str, path: Path) -> tuple[str, int]:
-        """Take title, about and policies from TOML. Returns the steps and the number of their
-        first line. Raises OptionError."""
+        """Read title, about and policies from TOML. Returns the steps and the number of their first
+        line. Raises OptionError."""
         self._has_keys, text = True, text.replace("\r\n", "\n")
         file = filled(_ScriptFile, text, path)
         self.title, self.about = file.title, [file.about]

@@ -1,4 +1,5 @@
-"""llama.cpp as a lane: the same file and tokens, other kernels; and what its rounding explains."""
+"""Peer lanes: llama.cpp on the same file and tokens with its own kernels, and the noise that its
+rounding explains."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ _FINE = 3
 
 
 def open_llama(path: Path, library: Path | None, settings: LlamaSettings) -> LlamaEngine:
-    """A model in llama.cpp. Raises as LlamaProcess does."""
+    """Load a model in llama.cpp. Raises like LlamaProcess."""
     return LlamaProcess(path, library, settings)
 
 
 class LlamaLane(Follower):
-    """A lane that llama.cpp decodes, in a context of its own; nothing is known of its memory but
-    what a lane asks for."""
+    """A lane decoded by llama.cpp in a context of its own; its memory is known only as far as it
+    can be queried."""
 
     def __init__(self, setup: LaneSetup, leader: Lane, engine: LlamaEngine) -> None:
         session, options, self.engine = setup.session, setup.options, engine
@@ -76,7 +77,7 @@ class LlamaLane(Follower):
         self._remove_all(self.context, seq)
 
     def _remove_all(self, context: int, seq: int) -> None:
-        """Of a process that has ended, which another lane may have done, the lane fails."""
+        """Fails the lane if the process has ended, possibly because of another lane."""
         try:
             self.engine.seq_rm(context, seq, -1)
         except PeerLibraryError as error:
@@ -84,10 +85,10 @@ class LlamaLane(Follower):
                 self.facts.lane_error = str(error)
 
     def state(self, seq: int) -> RecurrentCheckpoint | None:
-        """What the next batch of a sequence would read, None without recurrent layers.
+        """The state that the next batch of a sequence would read, None without recurrent layers.
 
-        None too where the library writes states in a format that is not known here: the lane is
-        then measured by its logits alone, and `lane_unread` of its facts says why.
+        Also None if the library writes states in an unknown format: the lane is then compared by
+        its logits alone, and the fact `lane_unread` says why.
         """
         if self.layout is None or "lane_unread" in self.facts:
             return None
@@ -99,7 +100,7 @@ class LlamaLane(Follower):
             return None
 
     def decode(self, spans: Sequence[Span]) -> Tensor:
-        """Logits [n, n_vocab] of the rows asked for."""
+        """Logits [n, n_vocab] of the requested rows."""
         return torch.from_numpy(self.engine.decode(self.context, spans))
 
     def prompt_of(self, part: Round) -> Tensor:
@@ -108,15 +109,15 @@ class LlamaLane(Follower):
 
 
 class PeerLane(LlamaLane):
-    """Decodes what the reference lane decodes, in the same batches: each sequence alone, prompts
-    in ubatches, every further token by itself.
+    """Decodes the reference lane's tokens in the same batches: each sequence alone, prompts in
+    ubatches, every further token by itself.
 
-    It leads the lanes that roll back in llama.cpp. before: whole sequences as they were before its
-    last round. states: what it holds of each sequence now.
+    It leads the lanes that roll back in llama.cpp. before: whole sequences as of before its last
+    round. states: current states of each sequence.
     """
 
     def __init__(self, setup: LaneSetup, leader: Lane, n_remembered: int = 0) -> None:
-        """n_remembered: positions whose states are kept, 0 for a lane that leads no others."""
+        """n_remembered: positions whose states are kept, 0 for a lane without followers."""
         engine = open_llama(
             setup.session.unchanged_path(), setup.llama_library, setup.llama_settings
         )
@@ -131,7 +132,7 @@ class PeerLane(LlamaLane):
         self.histories: dict[int, StateHistory] = {}
 
     def end(self, stops: Sequence[str]) -> None:
-        """The comparison has ended; lanes that share the engine have no use for it either."""
+        """End the comparison, also for the engine shared by other lanes."""
         super().end(stops)
         self.engine.close()
 
@@ -152,7 +153,7 @@ class PeerLane(LlamaLane):
     def _prompt(self, part: Round) -> Tensor:
         history = self.histories[part.seq] = StateHistory(self._n_remembered)
         if self._n_remembered and self.layout:
-            # in batches of one, to know the states of its last positions
+            # the last ones in batches of one, to know their states
             n_wide = max(0, len(part.tokens) - self._n_remembered)
             if n_wide:
                 self.decode([Span(part.seq, 0, part.tokens[:n_wide], [])])
@@ -174,13 +175,13 @@ class PeerLane(LlamaLane):
 
 
 class PeerNoiseLane(EngineFollower):
-    """Decodes what a peer lane decodes with this engine's kernels, rounding as llama.cpp does.
+    """Decodes a peer lane's tokens with this engine's kernels, rounding like llama.cpp.
 
-    Weights meet activations rounded for the types of the file (mode q8, and for types without it
-    kernels.linear.block_parts), so its differences are those that a correct peer may have.
-    Embeddings are jittered like those of a noise lane: the peer adds in another order, which tips
-    a few roundings, and may tip a tie of two experts. The lane of seed 3 is jittered by no more
-    than sums differ: what rounding itself tips, it tips as the peer does.
+    Activations are rounded for the types of the file (mode q8, and for other types
+    kernels.linear.block_parts), so its differences are those of a correct peer. Embeddings are
+    jittered like those of a noise lane: the peer sums in another order, which flips a few
+    roundings, and may flip a tie of two experts. The lane of seed 3 is jittered only as much as
+    sums differ, so that it flips what the peer's rounding itself flips.
     """
 
     def __init__(self, setup: LaneSetup, leader: Lane) -> None:
@@ -204,7 +205,7 @@ _NEAR = 0.1
 
 
 class StateHistory:
-    """The last n positions of one sequence."""
+    """States at the last n positions of one sequence."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -219,14 +220,14 @@ class StateHistory:
             self._known.popitem(last=False)
 
     def position_of(self, state: RecurrentCheckpoint) -> int | None:
-        """The position of the recurrent state, or of the window or the ring where a layer has no
-        other state; None where it is none of those known, or two are too alike to tell."""
+        """The position of a recurrent state, or of the window or ring if a layer has nothing else;
+        None if it matches none of the known ones, or if two are too similar."""
         positions = self.positions_of(state)
         names = ("state", "window", *(ring for ring, _ in RINGS.values()))
         return next((positions[name] for name in names if name in positions), None)
 
     def positions_of(self, state: RecurrentCheckpoint) -> dict[str, int | None]:
-        """The same for each state of the last recurrent layer, by its name."""
+        """The same for each state of the last recurrent layer, by name."""
         return {name: self._nearest(name, row) for name, row in _of_last_layer(state).items()}
 
     def _nearest(self, name: str, found: Tensor) -> int | None:

@@ -1,6 +1,6 @@
-"""Policy lanes, which a comparison is about: a rollback policy led by the reference's tokens; one
-whose sequences are copied, with source and copies going on in turns while the others idle; and one
-that chooses its own tokens, until one of them differs from the reference lane's."""
+"""Policy lanes, the subject of a comparison: one follows the reference's tokens with a rollback
+policy; one copies its sequences, whose source and copies continue in turns while the others idle;
+one chooses its own tokens until they differ from the reference lane's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from engine.model.hybrid import HybridModel
 
 
 class PolicyLane(EngineFollower):
-    """Verifies every draft as a run with its options would, and rolls back by its own policy."""
+    """Verifies every draft like a run with its options, and rolls back by its own policy."""
 
     has_trees = True
 
@@ -42,7 +42,7 @@ class PolicyLane(EngineFollower):
         super().__init__(setup, model, leader)
         self._loop = VerifyLoop(self._forward, self.options, self._take_over, branch=self._branch)
         self._parts: dict[int, Round] = {}
-        """What the leader did, by the memory sequence that verifies it."""
+        """The leader's rounds, by the memory sequence that verifies them."""
 
     def _follow(self, round_: ReferenceRound) -> None:
         if round_.is_prompt:
@@ -69,8 +69,8 @@ class PolicyLane(EngineFollower):
         return [one.tokens for one in drafts].index(part.draft.tokens)
 
     def _take_over(self, round_: Round) -> None:
-        """Take the leader's tokens, and choose none again. With the fault stale-logits, the lane
-        would choose after a rejection from the last row of the rejected batch."""
+        """Take the leader's tokens instead of choosing. With the fault stale-logits, the lane would
+        choose after a rejection from the last row of the rejected batch."""
         part, n_drafted = self._parts[round_.seq], len(round_.drafted)
         round_.accepted, round_.n_own, round_.n_emitted = part.accepted.copy(), 1, part.n_emitted
         if "stale-logits" in self.options.faults and len(part.accepted) <= n_drafted:
@@ -88,19 +88,19 @@ _TURNS = (
     ((_SOURCE,), (_FAR,)),
     ((_NEAR, _SOURCE, _FAR),),
 )
-"""Who verifies in the passes of a round, over and over; copies are made before the first. A copy
-verifies the earliest round that it has not had, so that they hold different states; alone it does
-so in short ubatches."""
+"""Who verifies in the passes of a round, cyclically; copies are made before the first. A copy
+verifies its earliest missing round, so that copies hold different states; alone it does so in short
+ubatches."""
 _TWICE = (1, 2, 3)
-"""Turns in whose first pass copies undo their round as a whole, where they may, and verify it
-again: from states that were there before that pass, carried through it."""
+"""Turns in whose first pass copies undo their round as a whole, if allowed, and verify it again:
+from states that were there before that pass and were carried through it."""
 _SHORT_UBATCH = 2
 _FIRST, _EVERY = 2, 4
-"""Copies are made in the first times around _TURNS, then in every fourth: they cost time."""
+"""Copies are made in the first cycles of _TURNS, then in every fourth, because they cost time."""
 _NOTED = (1e-9, 1e-4)
-"""NMSE of logits and error of a state from which on it is noted who had it."""
+"""NMSE of logits and state error from which a member is noted."""
 _MORE = 4.0
-"""How often the last one noted is noted again."""
+"""Factor by which an error must exceed the last noted one to be noted again."""
 
 
 @dataclass(slots=True)
@@ -117,9 +117,9 @@ class _OpenRound:
 
 @dataclass(slots=True)
 class _Member:
-    """A memory sequence that follows a text. source: what it is a copy of; made, pending: the
-    round of the copy, and the rollback that was pending. n_idle: passes of others since its own
-    last one. left: rounds that it has not verified."""
+    """A memory sequence that follows a text. source: what it is a copy of; made, pending: round of
+    the copy, and its pending rollback. n_idle: passes of others since its own last one. left:
+    rounds not yet verified."""
 
     seq: int
     source: int | None = None
@@ -132,11 +132,10 @@ class _Member:
 
 class ForkLane(PolicyLane):
     """Provokes what a single sequence does not: copies made while a rollback is pending, rows that
-    exchange their cells, states that idle between others, planes carried over short ubatches.
+    exchange cells, states that idle between others, planes carried over short ubatches.
 
-    A row of `divergence` holds the worst of all members, written when each of them has verified
-    the round. The fact lane_copies says which of them were wrong, see
-    engine.analysis.findings.states.
+    A row of `divergence` holds the worst of all members and is written when each has verified the
+    round. The fact lane_copies lists the wrong ones, see engine.analysis.findings.states.
     """
 
     has_trees = False
@@ -162,7 +161,7 @@ class ForkLane(PolicyLane):
         self._write()
 
     def settle(self) -> None:
-        """No round comes any more."""
+        """Called after the last round."""
         self._members.clear()
         self._write()
         super().settle()
@@ -218,7 +217,7 @@ class ForkLane(PolicyLane):
             members.append(_Member(seq, source, number, pending))
 
     def _undo(self, member: _Member) -> bool:
-        """Remove from a copy what it has just verified; whether that was done."""
+        """Undo what a copy has just verified; returns whether that was possible."""
         return member.source is not None and self.memory.seq_rm(
             member.seq, member.left[0].part.pos0
         )
@@ -226,7 +225,7 @@ class ForkLane(PolicyLane):
     def _verify(
         self, number: int, chosen: dict[int, _Member], loop: VerifyLoop, *, again: bool = False
     ) -> dict[int, Round]:
-        """Let members verify the first round that they have not had, by sequence."""
+        """Let members, by sequence, verify their earliest missing round."""
         self._parts = {seq: member.left[0].part for seq, member in chosen.items()}
         rounds = {seq: self._led(number, seq) for seq in chosen}
         for round_ in loop.run(list(rounds.values()), self._clock):
@@ -238,7 +237,7 @@ class ForkLane(PolicyLane):
         return rounds
 
     def _measure(self, member: _Member, mine: Round, note: dict[str, Any]) -> None:
-        """Compare what a member came to, and note it if it is further off than any before it."""
+        """Compare a member's result, and note it if it is further off than all before."""
         round_ = member.left[0]
         part = round_.part
         logits = round_.measure.difference(mine.rows)
@@ -268,7 +267,7 @@ class ForkLane(PolicyLane):
         )
 
     def _write(self) -> None:
-        """Write the rows of rounds that no member has left."""
+        """Write the rows of rounds that all members have verified."""
         while self._waiting:
             first = self._waiting[0]
             members = (m for members in self._members.values() for m in members)
@@ -282,7 +281,7 @@ class ForkLane(PolicyLane):
 
 
 def _worse(a: LogitsDifference, b: LogitsDifference) -> LogitsDifference:
-    """At every position, the one of the two that is further off."""
+    """The worse of two at every position."""
     take_b = [_or_infinite(y) > _or_infinite(x) for x, y in zip(a.nmse, b.nmse, strict=True)]
     columns = ((getattr(a, one.name), getattr(b, one.name)) for one in fields(LogitsDifference))
     return LogitsDifference(
@@ -294,7 +293,7 @@ def _worse(a: LogitsDifference, b: LogitsDifference) -> LogitsDifference:
 
 
 def _size(memory: MemoryDifference) -> tuple[float, float]:
-    """Cells that differ, and the largest error of a state or window."""
+    """Differing cells, and the largest error of a state or window."""
     errors = np.array([*memory.state, *memory.conv, 0.0])
     return float(memory.n_cells), float(np.nanmax(errors))
 
@@ -308,14 +307,14 @@ _Choice = tuple[Round, int]
 
 
 class FreeLane(EngineFollower):
-    """Drafts, samples and accepts as a run of its own; positions are compared until they fork.
+    """Drafts, samples and accepts like a run of its own; positions are compared until they fork.
 
-    It is stepped until it has emitted as much as the reference lane. Where one is ahead of the
-    other, rows wait until both have them. A sequence ends with its first token that differs;
-    that position is the last one compared, because both chose there after equal tokens. The fact
-    lane_forks says of each such token whether it follows, whether the leader would have chosen it
-    from the lane's logits: if not, something else is wrong; and whether the leader would have from
-    its own, because it is led by tokens of another compute mode.
+    It is stepped until it has emitted as much as the reference lane. If one is ahead of the other,
+    rows wait until both have them. A sequence ends with its first different token; that position is
+    the last one compared, because both chose there after equal tokens. The fact lane_forks says for
+    each such token whether the leader would have chosen it from the lane's logits (if not,
+    something else is wrong), and whether the leader would have chosen it from its own, because it
+    follows tokens of another compute mode.
     """
 
     has_trees = True
@@ -393,8 +392,8 @@ class FreeLane(EngineFollower):
         self._write(min(waiting, default=math.inf))
 
     def _write(self, newest: float) -> None:
-        """Write the rows of rounds up to this one: in a trace the rounds of a run rise from row to
-        row, and a sequence that the reference lane is slower with is compared later."""
+        """Write the rows of rounds up to this one: the rounds of a run must rise from row to row,
+        and sequences in which the reference lane is slower are compared later."""
         self._compared.sort(key=itemgetter(0))
         n = bisect_right(self._compared, newest, key=itemgetter(0))
         for compared in self._compared[:n]:
@@ -435,13 +434,13 @@ def _token(choice: _Choice) -> int:
 
 
 def _logits(choice: _Choice) -> Tensor:
-    """[n_vocab], that chose it."""
+    """Logits [n_vocab] that it was chosen from."""
     return choice[0].rows[choice[1]]
 
 
 def _sampled(choice: _Choice, logits: Tensor) -> int:
-    """The token that other logits [n_vocab] in place of the leader's would have given, by sampling;
-    drafts that were accepted by rejection were chosen in another way."""
+    """The token that other logits [n_vocab] would have given by sampling; drafts accepted by
+    rejection are chosen differently."""
     part, i = choice
     assert part.before is not None  # a leader's
     sampler = part.before.clone()

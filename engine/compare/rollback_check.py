@@ -1,13 +1,15 @@
-"""Every way that llama.cpp rolls back, at several depths and patterns of acceptance, on one model.
+"""Rollback check of a llama.cpp build: every way it rolls back, at several depths and acceptance
+patterns, on one model.
 
-What it guarantees has to be right: a removal of at most the last batch but one token, within its
-planes, and every checkpoint. Two removals beyond that it accepts and should not (a whole batch, and
-more than the last batch had); a build that refuses them, or gets them right, has mended them.
+What it guarantees must be right: a removal of at most the last batch minus one token, within its
+planes, and every checkpoint. Two further removals are accepted although they should not be (a whole
+batch, and more than the last batch had); a build that refuses them, or gets them right, has fixed
+them.
 
-Then the scripts of resources/scenarios/rollback are played, one for each kind of failure that was
-reported. What two ways without any rollback are apart by, at the same settings, is measured first:
-no bound of a script is below ten times that. Where a model chooses experts by rank, a check that
-fails is right all the same if the batches of the script without any rollback give what it found.
+Then the scripts of resources/scenarios/rollback are played, one per kind of reported failure. First
+the difference between two ways without rollback is measured at the same settings: no bound of a
+script is below ten times that. For a model that chooses experts by rank, a failed check still
+counts as right if the script's batches without rollback give the same result.
 """
 
 from __future__ import annotations
@@ -66,12 +68,11 @@ _CHECKPOINTS = (f"{LLAMA},rollback=checkpoint", f"{LLAMA},rollback=checkpoint,de
 
 @dataclass(frozen=True, slots=True)
 class CheckedLane:
-    """One lane of one scenario, or a script under a policy, which has no verdict of a lane.
-    n_rs_seq: planes, 0 for checkpoints. n_undone: rounds that rolled back. outcome: right,
-    WRONG, FAILED (could not go on), refused, known defect, no planes, or not judged (its states
-    cannot be read, so that nothing but its logits is known). about: the finding or the error, if
-    there is one; round: the first that it is about.
-    """
+    """One lane of one scenario, or a script under a policy, which has no lane verdict. n_rs_seq:
+    planes, 0 for checkpoints. n_undone: rounds with a rollback. outcome: right, WRONG, FAILED
+    (could not continue), refused, known defect, no planes, or not judged (states cannot be read,
+    so only logits are known). about: the finding or the error, if any; round: the first affected
+    one."""
 
     scenario: str
     policy: str
@@ -85,18 +86,18 @@ class CheckedLane:
 
     @property
     def name(self) -> str:
-        """Names it among those of other runs."""
+        """Its name in results."""
         drafts = f", {self.n_draft} drafted" if self.n_draft else ""
         return f"{self.scenario}, {self.policy}{drafts}"
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a build must not do this."""
+        """Whether this is an error of the build."""
         return self.outcome in (WRONG, FAILED)
 
 
 _Scenario = tuple[str, tuple[int, ...], int, tuple[tuple[str, str], ...]]
-"""Its name, the right tokens of each draft, the number of sequences, and traps: lanes that are not
+"""Name, right tokens of each draft, number of sequences, and traps: lanes that are not
 guaranteed."""
 
 
@@ -109,12 +110,12 @@ def check_rollback(
     *,
     only: Collection[str] = (),
 ) -> Generator[CheckedLane, None, None]:
-    """Play every scenario with drafts of this many tokens, over planes as many, then every script;
-    lanes in order.
+    """Play every scenario with drafts of this many tokens, over as many planes, then every script;
+    yields lanes in order.
 
-    scripts: those of reported failures. trace: takes all lanes. only: names of scenarios and
-    scripts, empty for all. Raises what Comparison raises, and OptionError for an unknown name or
-    a file that is not a baseline.
+    scripts: those of reported failures. trace: receives all lanes. only: names of scenarios and
+    scripts, empty for all. Raises like Comparison, and OptionError for an unknown name or an
+    invalid baseline.
     """
     settings, words = gate.settings, " ".join(words_of(replace(gate, baseline=None)))
     before = read_baseline(Path(gate.baseline)) if gate.baseline else {}
@@ -156,8 +157,7 @@ def play_scripts(
     *,
     settings: LlamaSettings = DEFAULT_SETTINGS,
 ) -> Iterator[CheckedLane]:
-    """Play scripts on llama.cpp's memory under its two policies. Raises what LlamaProcess
-    raises."""
+    """Play scripts on llama.cpp's memory under its two policies. Raises like LlamaProcess."""
     owner: LlamaScriptEngine | None = None
     noise: dict[str, float] = {}
     try:
@@ -190,7 +190,7 @@ def _opened(session: Session, library: Path | None, settings: LlamaSettings) -> 
 
 
 def _noise_of(owner: LlamaScriptEngine) -> dict[str, float]:
-    """By measure, _MARGIN times what batches of other widths are apart by."""
+    """By measure, _MARGIN times the difference between batches of other widths."""
     play = MemoryPlay(parse_script("noise", "noise.memory", _NOISE), LLAMA_POLICIES[0], owner)
     while play.step():
         pass
@@ -233,8 +233,7 @@ def _played_script(
 
 
 class RollbackChecks:
-    """`check_rollback` at one settings after another, step by step; the first one is done at
-    once."""
+    """`check_rollback` for several settings in turn, step by step; the first one starts at once."""
 
     def __init__(
         self,
@@ -261,7 +260,7 @@ class RollbackChecks:
 
 
 class _WithSidecar:
-    """A context with an MTP context at its side, which reads what the first decodes."""
+    """A context with an attached MTP context, which reads what the first decodes."""
 
     def __init__(self, engine: LlamaEngine, n_rs_seq: int) -> None:
         self._engine, threads = engine, torch.get_num_threads()
@@ -271,8 +270,8 @@ class _WithSidecar:
         self._pos = 0
 
     def decode(self, n: int, n_kept: int, shift: int = 0) -> np.ndarray:
-        """Decode the next n tokens in both, the rejected ones shifted, and remove those after
-        n_kept: the MTP context's logits [n, n_vocab]."""
+        """Decode the next n tokens in both, rejected ones shifted, and remove those after n_kept:
+        the MTP context's logits [n, n_vocab]."""
         ids = range(self._pos, self._pos + n)
         tokens = [7 * i + 1 + shift * (i >= self._pos + n_kept) for i in ids]
         span = Span(0, self._pos, tokens, range(n))
@@ -293,7 +292,7 @@ class _WithSidecar:
 def _checked_sidecar(
     session: Session, library: Path | None, settings: LlamaSettings
 ) -> CheckedLane:
-    """Drafts of three tokens undone in a context and the MTP context at its side."""
+    """Drafts of three tokens, rolled back in a context and its attached MTP context."""
     outcome, about, n_planes, engine = RIGHT, "", 3, None
     try:
         engine = peer_lane.open_llama(session.unchanged_path(), library, settings)
@@ -343,7 +342,7 @@ def _scenarios(n: int, gate: GateOptions) -> Iterator[_Scenario]:
 
 
 def _planes(n: int, gate: GateOptions) -> str:
-    """The lane over enough planes for n tokens."""
+    """The lane with enough planes for n tokens."""
     return f"{LLAMA},rollback=planes,n_rs_seq={max(n, gate.n_rs_seq or 0)}"
 
 
@@ -386,7 +385,7 @@ def _played(
 
 
 def _prompt(session: Session, which: int) -> Prompt:
-    """The same tokens for every model, whatever it knows."""
+    """The same tokens for every model, whatever its vocabulary."""
     n_vocab = session.config.n_vocab
     return Prompt(tuple((7 * i * i + 31 * i + 1 + 97 * which) % n_vocab for i in range(_N_PROMPT)))
 

@@ -1,7 +1,7 @@
-"""Outcomes of the checks of a llama.cpp build, for those who read them without checking: no torch.
+"""Outcomes of rollback checks, for readers. Does not import torch.
 
-A baseline is what `draftscope check-rollback --json` printed for an earlier build. A check that
-failed there too, by whatever outcome, is not new.
+A baseline is the output of `draftscope check-rollback --json` for an earlier build. A check that
+failed there too, with whatever outcome, is not new.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ _REMEDY = "Write one with draftscope check-rollback MODEL --llama-cpp BUILD --js
 
 
 def is_new(outcome: str, before: str, *, strict: bool = False) -> bool:
-    """Whether a check fails the gate. before: its outcome in the baseline, empty if it was not
-    there. A known defect is new where it was mended; strict: always."""
+    """Whether a check fails the gate. before: its outcome in the baseline, empty if missing. A
+    known defect is new if the baseline had it fixed; strict: always."""
     if outcome not in BAD or before in BAD:
         return False
     return outcome != KNOWN or strict or bool(before)
 
 
 def read_baseline(path: Path) -> dict[str, str]:
-    """Outcomes by the names of checks. Raises OptionError for what is not a result of
-    check-rollback."""
+    """Outcomes by check name. Raises OptionError if the file is not a result of check-rollback."""
     try:
         found = parse_json(user_text(path, _MOST_BYTES))
     except JsonError as error:

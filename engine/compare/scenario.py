@@ -1,4 +1,4 @@
-"""Scenarios: ready-made settings that provoke a known failure, read from TOML files."""
+"""Scenarios: settings that provoke a known failure, as TOML files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Settings, and what they are to show.
+    """Settings, and what they show.
 
-    name: of its file. about: what to look at. symptom: what it looks like to one who does not know
-    the cause, a sentence. prompts: texts. lanes: the noise lane comes first; none = a plain run of
-    all prompts side by side. draft_accept: right tokens in the first, second, … draft, over and
-    over; empty = the drafters of the options. expects: rules that fire.
+    name: of its file. about: what to look at. symptom: one sentence on how it appears to a user who
+    does not know the cause. prompts: texts. lanes: the noise lane comes first; none = a plain run
+    of all prompts together. draft_accept: right tokens in the first, second, … draft, repeated;
+    empty = the drafters of the options. expects: rules that fire.
     """
 
     title: str
@@ -68,8 +68,8 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def filled(cls: type[_T], text: str, path: Path) -> _T:
-    """A dataclass from a TOML text whose keys are its fields, but for `name`. Raises OptionError,
-    naming file and key, or the line of what is not TOML."""
+    """Read a dataclass from a TOML text whose keys are its fields, except `name`. Raises
+    OptionError, naming file and key, or the line of a syntax error."""
     try:
         table = parse_toml(text)
     except (ValueError, RecursionError) as error:

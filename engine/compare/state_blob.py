@@ -49,9 +49,9 @@ _MOST_STREAMS = 256
 
 
 def decode_state(blob: bytes, layout: RecurrentLayout, n_layers: int) -> RecurrentCheckpoint:
-    """Read a blob of a model with n_layers layers, as its layout has them. pos is -1 for an empty
-    sequence, which has no states; what llama.cpp does not keep, as the newest tokens for n-grams,
-    is absent. Raises StateBlobError where it is of another model or in another format."""
+    """Decode a blob of a model with n_layers layers and this layout. pos is -1 for an empty
+    sequence, which has no states; what llama.cpp does not keep, such as the newest tokens for
+    n-grams, is absent. Raises StateBlobError for another model or format."""
     reader = _BlobReader(blob)
     if layout.by_position:
         return _rings(reader, layout)
@@ -121,8 +121,7 @@ def _rings(reader: _BlobReader, layout: RecurrentLayout) -> RecurrentCheckpoint:
 def relative_errors(
     reference: Mapping[StateKey, Tensor], others: Mapping[StateKey, Tensor]
 ) -> dict[StateKey, float]:
-    """|a - b| / |a| of each pair, in float64; nothing over nothing counts as none, and what is not
-    finite as infinite."""
+    """a - b| / |a| of each pair, in float64; 0 / 0 counts as 0, non-finite values as infinite."""
     found = {}
     for key, a in reference.items():
         exact = a.double()
@@ -139,18 +138,18 @@ def state_difference(
     other: RecurrentCheckpoint,
     n_cells: int,
 ) -> MemoryDifference | None:
-    """How far a sequence's states are from those of the reference, None for an empty one. n_cells:
-    of the result."""
+    """Distance of a sequence's states from the reference's, None for an empty one. n_cells: of the
+    result."""
     if not reference.states or not other.states:
         return None
     errors = relative_errors(reference.states, other.states)
-    known = dict.fromkeys(layout.states, 0.0) | errors  # the newest tokens are not in a blob
+    known = dict.fromkeys(layout.states, 0.0) | errors  # a blob lacks the newest tokens
     states, windows = (layout.worst(known, windows=windows) for windows in (False, True))
     return MemoryDifference(layout.layers, states, windows, n_cells)
 
 
 class _BlobReader:
-    """Takes one part after another off a blob."""
+    """Reads a blob part by part."""
 
     def __init__(self, blob: bytes) -> None:
         self._blob, self._at = blob, 0
@@ -174,7 +173,7 @@ class _BlobReader:
         return _floats(self._take(4 * width * n_rows)).view(n_rows, width)
 
     def row(self, key: StateKey, n_cells: int, recurrence: Recurrence | None) -> Tensor:
-        """One state in our shape; None for one without numbers."""
+        """One state in our shape; None for one without elements."""
         shape = recurrence.shape if recurrence else (0,)
         (n_bytes,) = self.read(_N_BYTES)
         expected = 4 * math.prod(shape)

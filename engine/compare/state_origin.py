@@ -1,8 +1,8 @@
-"""The origin of a wrong recurrent state: which tokens it was made from, found by trying.
+"""State origin: which tokens a wrong recurrent state was made from, found by trial.
 
-The text is decoded anew, token by token in a memory of its own, and the inputs of the wrong layer
-are kept. From these the layer's states are made as they would be after other tokens (fewer, more,
-one left out, one twice, from another start), and the wrong one is compared with each.
+The text is decoded again, token by token in a memory of its own, and the inputs of the wrong layer
+are kept. From these the layer's states are computed as they would be after other tokens (fewer,
+more, one left out, one twice, from another start), and the wrong one is compared with each.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from engine.model.hybrid import HybridModel
 from engine.model.recurrence import Recurrence, RecurrenceInputs, StateKey
 
 TRIED = 12
-"""Positions before the wrong one that are tried."""
+"""Number of positions before the wrong one that are tried."""
 LEAST = 1e-2
-"""Relative error from which a state is looked into: rounding never comes to that at once."""
+"""Relative error from which a state is examined; rounding never reaches it at once."""
 _NEAR, _MUCH_NEARER = 0.1, 0.2
-"""Of a match: its relative error, and that against the error of the state that is expected."""
+"""For a match: its relative error, and its ratio to the error of the expected state."""
 _N_UBATCH = 512
 _LONGEST = 48
-"""Tokens of a batch that are decoded one by one; of a longer one its last few."""
+"""Most tokens of a batch that are decoded one by one; of a longer one the last few."""
 
 
 class SequenceText(NamedTuple):
-    """A sequence as it went on in a round: tokens in memory before it, those that the round keeps,
-    those that it decoded, rejected ones included, and the one chosen next."""
+    """A sequence in a round: tokens in memory before it, tokens it keeps, tokens it decoded
+    including rejected ones, and the one chosen next."""
 
     before: Sequence[int]
     kept: Sequence[int]
@@ -48,8 +48,8 @@ state."""
 
 
 class StateOrigin:
-    """Explains wrong states of one sequence of a lane. make_memory: an empty memory of one
-    sequence; model: of the lane that it is measured against."""
+    """Explains wrong states of one sequence of a lane. make_memory: makes an empty memory of one
+    sequence; model: of the lane it is compared with."""
 
     def __init__(self, model: HybridModel, make_memory: Callable[[], HybridMemory]) -> None:
         self._model, self._make_memory = model, make_memory
@@ -64,16 +64,16 @@ class StateOrigin:
         others: Mapping[int, SequenceText],
         earlier: Sequence[int] = (),
     ) -> list[dict[str, Any]]:
-        """What explains the states of a layer that are wrong, a record for each.
+        """Explanations of the wrong states of a layer, one record each.
 
-        memory: holds sequence `seq` after the round; beside: the sequences of the next pass, with
-        it among them. others: further sequences, by their number in the trace. earlier: tokens of
-        the one that had the slot before.
+        memory: holds sequence `seq` after the round; beside: the sequences of the next pass,
+        including it. others: further sequences, by seq_id. earlier: tokens of the slot's previous
+        sequence.
 
-        A record for the facts of a run has pos (the last one in memory), layer, name, is_window,
-        error, kind and number of what explains the state ("" = nothing does), holds (per snapshot
-        in storage, the one to start from first, the position whose state it is, None = of none
-        that is known) and rows (of a window: the position that each row is of, likewise).
+        A record for the facts of a run has pos (last position in memory), layer, name, is_window,
+        error, kind and number of the explanation ("" = none), holds (for each stored snapshot, the
+        one to start from first, the position whose state it is, None if unknown) and rows (of a
+        window: the position of each row, likewise).
         """
         recurrent = memory.recurrent
         assert recurrent is not None
@@ -112,7 +112,7 @@ class StateOrigin:
                 if other.layer != layer and other.name == key.name
             ]
             candidates = [
-                # before the sequence's own: texts that begin alike have equal states
+                # before the sequence's own: texts with equal beginnings have equal states
                 *(
                     ("sequence", other, decoded[0][min(n, n_text) - 1][key])
                     for (other, decoded), n_text in zip(theirs.items(), lengths, strict=False)
@@ -146,7 +146,7 @@ class StateOrigin:
                 newest = {
                     pos: recurrence.in_order(state, pos + 1)[-1:] for pos, state in known.items()
                 }
-                # a ring needs no row of a block that has just ended
+                # a ring does not need rows of a block that has just ended
                 newest = {pos: rows[0] for pos, rows in newest.items() if len(rows)}
                 rows = recurrence.in_order(found[key], len(tokens))
                 record["rows"] = [
@@ -194,8 +194,8 @@ def _candidates(
     theirs: Mapping[int, _Decoded],
     n_kept: int,
 ) -> Iterator[_Candidate]:
-    """The explanations by the sequence's own tokens, the plainest first. n_kept: tokens of the
-    round, the last of `ours`."""
+    """Explanations by the sequence's own tokens, simplest first. n_kept: tokens of the round, the
+    last ones of `ours`."""
     states, inputs = [one[key] for one in ours[0]], [one[key] for one in ours[1]]
     last = len(states) - 1
     zero = torch.zeros_like(states[0])
@@ -235,7 +235,7 @@ def _candidates(
             yield ("from sequence", seq, after_all(one[key], mine))
     for name, changed in _other_gates(mine):
         yield (name, 0, after_all(start, changed))
-    # what one token left in a log, taken out of it
+    # one token's log entry removed
     starts = [start, *states[first:]]
     logs = [recurrence.log(one, state[None])[1] for one, state in zip(mine, starts, strict=False)]
     for at in range(n_kept - 1):
@@ -247,7 +247,7 @@ def _candidates(
 def _other_gates(
     inputs: Sequence[RecurrenceInputs],
 ) -> Iterator[tuple[str, list[RecurrenceInputs]]]:
-    """The inputs of tokens with the gates of the first of them, or none."""
+    """The inputs of tokens with the gates of the first one, or none."""
     names = getattr(inputs[0], "_fields", ())
     for name in ("g", "beta", "dt"):
         if name in names:
@@ -260,11 +260,11 @@ def _other_gates(
 def _best(
     found: Tensor, error: float, candidates: Sequence[_Candidate], *, is_first: bool
 ) -> tuple[str, int]:
-    """The plainest of the nearest explanations; ("", 0) where none is near.
+    """The simplest of the nearest explanations; ("", 0) if none is near.
 
-    is_first: in the first batch of a sequence. A start from what another one left is then taken
-    from half the error on, because the window was not cleared either, so that the first tokens'
-    inputs were others.
+    is_first: in the first batch of a sequence. A start from another sequence's state is then
+    accepted from half the error on, because the window was not cleared either, so that the first
+    tokens' inputs differed.
     """
     tried = [(_error(found, one[2]), one) for one in candidates]
     near = [(e, one) for e, one in tried if e < _NEAR and e < _MUCH_NEARER * error]
@@ -280,8 +280,8 @@ def _best(
 def _position(
     state: Mapping[int, Tensor], known: Mapping[int, Tensor], expected: int | None = None
 ) -> int | None:
-    """The position whose state it is, the one nearest to `expected` of those alike. state: as it
-    is to be compared with that of each position."""
+    """The position whose state it is, of equal ones the nearest to `expected`. state: in the form
+    to be compared with each position's."""
     errors = {pos: _error(state[pos], one) for pos, one in known.items()}
     near = [pos for pos, error in errors.items() if error < _NEAR]
     if expected is None:
@@ -290,13 +290,13 @@ def _position(
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected|; of nothing from nothing 0, of something 1."""
+    """found - expected| / |expected|; 0 / 0 = 0, x / 0 = 1."""
     apart = torch.linalg.vector_norm(found - expected, dtype=torch.float64)
     size = torch.linalg.vector_norm(expected, dtype=torch.float64)
     return float(apart / size) if size > 0 else float(apart > 0)
 
 
 def _copied(inputs: RecurrenceInputs) -> RecurrenceInputs:
-    """They may be views of memory that the next token's take."""
+    """Copied, because they may be views of memory reused for the next token."""
     values = (x.clone() if isinstance(x, Tensor) else x for x in inputs)
     return type(inputs)(*values)

@@ -1,1 +1,1 @@
-"""Conversations: turns continued, edited and branched over one session, and recorded ones."""
+"""Conversations over one session, with edited and branched turns, and recorded conversations."""

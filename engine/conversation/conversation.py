@@ -1,5 +1,5 @@
-"""Conversations over one session: every turn is a run that goes on from what memory holds. Its
-prompt is made of messages by the model's chat template, or by joining them."""
+"""A conversation over one session: every turn is a run that reuses what memory holds. Its prompt is
+made from messages by the model's chat template, or by concatenation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from engine.trace.prompt_reuse import n_common
 from engine.trace.store import TraceStore
 
 _NOTHING_WRITTEN = 1
-"""Tokens of a run whose answer is given: its prompt is processed, and one token chosen."""
+"""Tokens of a run with a given answer: its prompt is processed, and one token chosen."""
 
 
 MakeAudit = Callable[[Sequence[Prompt], RunOptions], RoundObserver | None]
-"""What checks a run of these prompts and options, None = nothing does."""
+"""Makes the observer that checks a run of these prompts and options, None = no check."""
 
 
 class Conversation:
     """One conversation of a trace.
 
-    number: of the conversation, None for a new one. cache: what turns go on from; several
-    conversations may share one, as the slots of a server are shared. None: every prompt is
-    processed from its first token on.
+    number: of the conversation, None for a new one. cache: the prompt cache; several conversations
+    may share one, as they share a server's slots. None: every prompt is processed from its first
+    token.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Conversation:
         known = conversations(trace.runs)
         self.number = max(known, default=-1) + 1 if number is None else number
         self._tokens: dict[int, list[int]] = {}
-        """Prompt and answer of the turns that were written here, by their numbers."""
+        """Prompt and answer tokens of the turns generated here, by number."""
 
     @property
     def tree(self) -> TurnTree:
@@ -67,13 +67,13 @@ class Conversation:
         *,
         audit: MakeAudit | None = None,
     ) -> TurnRun:
-        """Begin a turn after another one (None: as a first turn).
+        """Start a turn after another one (None: as a first turn).
 
-        To edit a turn, begin one with other messages after its parent. answer: what was answered,
-        if the model is not to write; its tokens come into memory as if it had written them. One
-        sequence is decoded; options.parallel says how many texts are kept in memory. audit:
-        makes what checks the run. Raises OptionError for a turn that is not there or has no answer
-        yet, and what Session.start and ChatTemplate.render raise.
+        To edit a turn, start one with other messages after its parent. answer: a given answer; its
+        tokens are put into memory as if the model had generated them. One sequence is decoded;
+        options.parallel says how many texts are kept in memory. audit: makes the observer that
+        checks the run. Raises OptionError for a turn that does not exist or has no answer yet, and
+        what Session.start and ChatTemplate.render raise.
         """
         tree = self.tree
         before, starts = self._before(tree, parent), [t.start for t in tree.path(parent) if t.start]
@@ -102,7 +102,7 @@ class Conversation:
         return TurnRun(run, prompt, self._tokens, number, memorise)
 
     def _memorise(self, prompt: Prompt, written: Sequence[int], options: RunOptions) -> Run | None:
-        """A run without a trace that puts a recorded answer after its prompt into memory."""
+        """A run without a trace that puts a recorded answer into memory after its prompt."""
         if not written or self._cache is None:
             return None
         text = replace(prompt, tokens=(*prompt.tokens, *written), n_written=len(written))
@@ -121,7 +121,7 @@ class Conversation:
         return tree.messages(parent)
 
     def _rewritten_at(self, parent: int | None, prompt: Prompt) -> int | None:
-        """Where a prompt parts from the tokens of the turn before it."""
+        """Where a prompt departs from the tokens of the previous turn."""
         tokens = self._tokens.get(-1 if parent is None else parent)
         if tokens is None:
             return None
@@ -130,8 +130,8 @@ class Conversation:
 
 
 class TurnRun:
-    """The run of a turn; at its end the answer is noted next to the messages, and a recorded one
-    comes into memory: memorise makes the run that puts it there."""
+    """The run of a turn; at its end the answer is stored with the messages, and a recorded one is
+    put into memory by the run that memorise makes."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class TurnRun:
 
     @property
     def turn(self) -> Turn:
-        """The turn as it is known now."""
+        """The turn in its present state."""
         return TurnTree.of(self.trace.runs, self._noted.conversation).turns[self.number]
 
     def step(self) -> bool:
@@ -191,7 +191,7 @@ class TurnRun:
         self.run.cancel(seq_id)
 
     def stop(self) -> None:
-        """End the turn now; what was written is its answer."""
+        """End the turn now; what was generated is its answer."""
         self._memorise = None
         if self._answering is not None:
             self._answering.stop()
@@ -216,9 +216,9 @@ class TurnRun:
 
 
 class Rendering:
-    """How the messages of a conversation become prompts.
+    """Formatting of a conversation's messages as prompts.
 
-    is_chat: whether by the chat template; else contents are joined without anything between them.
+    is_chat: use the chat template; else contents are concatenated.
     """
 
     def __init__(
@@ -240,16 +240,16 @@ class Rendering:
             self._values["tools"] = tools
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """All that was said, up to where the answer begins. Raises ChatTemplateError."""
+        """The conversation up to the start of the answer. Raises ChatTemplateError."""
         chat = self._session.chat
         if not self.is_chat or chat is None:
             return self._session.prompt("".join(map(content_of, messages)))
         return self._session.prompt(chat.render(list(messages), **self._values))
 
     def answer(self, said: Sequence[Message], answer: Message, prompt: Prompt) -> tuple[int, ...]:
-        """Tokens that a recorded answer to a prompt had when it was written, without the one that
-        ended it: as the template shows the newest answer where that goes on from the prompt, else
-        its thinking and its content as they are. said: all messages before it."""
+        """Tokens that a recorded answer had when it was generated, without the end token: as the
+        template renders the newest answer if that continues the prompt, else its thinking and
+        content as they are. said: all messages before it."""
         text, chat = _as_written(answer), self._session.chat
         if self.is_chat and chat is not None:
             values = self._values | {"add_generation_prompt": False}
@@ -262,7 +262,7 @@ class Rendering:
                 text = shown[len(prompt.text) :]
         tokens = self._session.prompt(prompt.text + text).tokens
         n = len(prompt.tokens)
-        if tokens[:n] != prompt.tokens:  # a token lies across the place where the answer begins
+        if tokens[:n] != prompt.tokens:  # a token spans the start of the answer
             tokens, n = tuple(self._session.tokenizer.encode(text, parse_special=True)), 0
         ends = self._session.tokenizer.eog_ids
         return tuple(takewhile(lambda token: token not in ends, tokens[n:]))
@@ -270,8 +270,8 @@ class Rendering:
     def behind(
         self, before: Sequence[Message], said: Sequence[Message], starts: Sequence[int]
     ) -> Prompt:
-        """The prompt of a turn. before: what had been said; starts: where the messages of the
-        turns before it begin. Its own begin where it parts from the text before."""
+        """The prompt of a turn. before: previous messages; starts: where the messages of the
+        previous turns begin. Its own begin where it departs from the previous text."""
         prompt = self.prompt([*before, *said])
         if not before:
             return prompt
@@ -281,6 +281,6 @@ class Rendering:
 
 
 def _as_written(answer: Message) -> str:
-    """What a model wrote for an answer, as far as its parts tell."""
+    """The text of an answer as generated, as far as its parts contain it."""
     thinking, text = answer.get("reasoning_content"), content_of(answer)
     return f"<think>\n{thinking}\n</think>\n\n{text}" if thinking else text

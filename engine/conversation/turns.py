@@ -1,9 +1,9 @@
-"""Turns of conversations as a tree, and their context checkpoints, read from the facts of runs; and
-conversations that were recorded elsewhere, as turns.
+"""Turns of conversations as a tree, their context checkpoints from the facts of runs, and recorded
+conversations as turns.
 
-A turn is what was said since the answer before it, and its own answer. One that follows another
-than the newest turn is a branch; an edited turn is a branch next to the one that it replaces. The
-trace is the only place where turns are kept, so a reopened one has its conversations.
+A turn is the messages since the previous answer, and its own answer. One that follows another than
+the newest turn is a branch; an edited turn is a branch next to the one it replaces. Turns are
+stored in the trace only, so a reopened trace has its conversations.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _MISSES = (WhyProcessed.NO_CHECKPOINT, WhyProcessed.EVICTED, WhyProcessed.OFF, W
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn. number: within its conversation, from 0; parent: of the turn before it, None for
-    a first one.
+    """One turn. number: within its conversation, from 0; parent: number of the previous turn, None
+    for a first one.
 
-    messages: those said since the parent's answer. answer: None while it is written.
-    is_recorded: whether the answer was given, not written here. is_chat: whether a chat template
-    made the prompt. start: where the tokens of its messages begin in its prompt. rewritten_at:
-    where the prompt parts from the tokens of the turn before, although its text goes on from
-    there; None where it does not, or those are unknown.
-    record: what the prompt found in memory, None until it is looked at.
+    messages: those since the parent's answer. answer: None until it is complete. is_recorded:
+    whether the answer was given instead of generated. is_chat: whether a chat template made the
+    prompt. start: first token of its messages in its prompt. rewritten_at: where the prompt departs
+    from the tokens of the previous turn although its text continues it; None if it does not, or
+    they are unknown. record: prompt reuse, None until it is known.
     """
 
     run_id: int
@@ -51,7 +50,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """What the messages say."""
+        """The text of its messages."""
         return "\n".join(content_of(message) for message in self.messages)
 
 
@@ -63,7 +62,7 @@ class TurnTree:
 
     @classmethod
     def of(cls, runs: Mapping[int, RunFacts], conversation: int) -> TurnTree:
-        """From the facts of a trace's runs. A turn whose parent is not there is left out."""
+        """From the facts of a trace's runs. A turn without its parent is left out."""
         found: dict[int, Turn] = {}
         for run_id, facts in list(runs.items()):
             turn = turn_of(run_id, facts)
@@ -83,12 +82,12 @@ class TurnTree:
         return found[::-1]
 
     def siblings(self, number: int) -> list[int]:
-        """The turns that follow the same turn as this one, itself among them, in order."""
+        """Numbers of the turns with the same parent, including this one, in order."""
         parent = self.turns[number].parent
         return sorted(n for n, turn in self.turns.items() if turn.parent == parent)
 
     def newest_behind(self, number: int) -> int:
-        """The turn at the end of the newest branch that this turn is in."""
+        """The last turn of the newest branch through this turn."""
         while following := [
             n for n, turn in self.turns.items() if turn.parent == number and n > number
         ]:
@@ -96,7 +95,7 @@ class TurnTree:
         return number
 
     def messages(self, number: int | None) -> list[Message]:
-        """All that has been said up to the answer of a turn."""
+        """All messages before the answer of a turn."""
         said: list[Message] = []
         for turn in self.path(number):
             said += [*turn.messages, *([turn.answer] if turn.answer else [])]
@@ -113,14 +112,14 @@ def conversations(runs: Mapping[int, RunFacts]) -> list[int]:
 
 
 def content_of(message: Message) -> str:
-    """What a message says; calls of tools as JSON has them."""
+    """The content of a message; tool calls as JSON."""
     content, calls = message.get("content"), message.get("tool_calls")
     text = content if isinstance(content, str) else ""
     return text + (json.dumps(calls, ensure_ascii=False) if calls else "")
 
 
 def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
-    """The turn that a run answered, None where it is not a turn's."""
+    """The turn of a run, None if it is not a turn."""
     turn = facts.turn
     if turn is None:
         return None
@@ -141,8 +140,8 @@ def turn_of(run_id: int, facts: RunFacts) -> Turn | None:
 
 @dataclass(slots=True)
 class CheckpointMark:
-    """A context checkpoint that is kept. n_tokens: those it covers; run_id: of the prompt that it
-    was saved for; hits: prompts that began at it."""
+    """A stored context checkpoint. n_tokens: tokens covered; run_id: of the prompt that saved it;
+    hits: prompts that restored it."""
 
     n_tokens: int
     n_bytes: int
@@ -151,13 +150,13 @@ class CheckpointMark:
 
 
 CheckpointMiss = tuple[int, int, int, WhyProcessed]
-"""A prompt that found no checkpoint where it needed one: its run, where its text parts from the one
-in memory, where it began, and why."""
+"""A prompt without the checkpoint it needed: its run, where its text departs from the one in
+memory, where processing began, and why."""
 
 
 @dataclass(slots=True)
 class CheckpointHistory:
-    """held: by the tokens they cover, ascending. n_evicted, n_erased: those that are gone."""
+    """held: by tokens covered, ascending. n_evicted, n_erased: numbers of removed ones."""
 
     held: list[CheckpointMark] = field(default_factory=list)
     misses: list[CheckpointMiss] = field(default_factory=list)
@@ -167,7 +166,7 @@ class CheckpointHistory:
 
     @classmethod
     def of(cls, runs: Mapping[int, RunFacts], slot: int, last_run: int) -> CheckpointHistory:
-        """Of a slot of the memory, from the facts of all runs up to one."""
+        """For a slot of the memory, from the facts of all runs up to one."""
         found, marks = cls(), dict[int, CheckpointMark]()
         for run_id, facts in list(runs.items()):
             for record in facts.prompt_reuse or () if run_id <= last_run else ():
@@ -202,11 +201,11 @@ _REMEDY = 'Give messages like {"role": "user", "content": "Hello"}.'
 
 
 RecordedTurn = tuple[int | None, tuple[Message, ...], Message | None]
-"""One turn: index of the turn before it, None for a first one; the messages said since; and what
-was answered, None where the record ends."""
+"""One turn: index of the previous turn, None for a first one; its messages; and the answer, None at
+the end of the record."""
 RecordedConversation = tuple[list[RecordedTurn], bool, list[dict[str, Any]] | None]
-"""A file's turns, each after its parent; whether its messages have roles, and are not texts alone;
-and tools, as the first request describes them."""
+"""A file's turns in order; whether its messages have roles instead of being plain texts; and tools,
+from the first request."""
 
 
 def read_recorded(path: Path) -> RecordedConversation:
@@ -253,11 +252,11 @@ class _Turns:
         self._known: dict[tuple[int | None, str], int] = {}
 
     def add(self, messages: Sequence[Message]) -> None:
-        """One history, from its first message on."""
+        """Add one complete history."""
         parent: int | None = None
         said: list[Message] = []
         for message in messages:
-            # what an assistant says without being asked is a part of what the next turn reads
+            # an unsolicited assistant message is part of what the next turn reads
             if message["role"] == "assistant" and any(m["role"] != "assistant" for m in said):
                 parent, said = self._turn(parent, said, message), []
             else:

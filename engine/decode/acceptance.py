@@ -1,11 +1,11 @@
-"""Acceptance: which drafted tokens are kept, and which token the target chooses after them.
+"""Acceptance rules: how many drafted tokens are kept, and which token the target adds.
 
-`match` samples every position, so a run's tokens are those of plain decoding. `reject` keeps the
-target's distribution, not plain decoding's tokens (Leviathan et al. 2023, arXiv 2211.17192): p is
-the target's distribution after the whole sampler chain, q the distribution that the drafter drew
-its token from. q must not depend on the token drawn: a draft that is thrown away because of its
-tokens would break that. Synthetic acceptance keeps drafted tokens by chance, for benchmarks: it
-shows what a drafter of a given quality would gain. Its output is invalid.
+`match` samples at every position, so the output equals plain decoding. `reject` preserves the
+target's distribution rather than the exact tokens of plain decoding (Leviathan et al. 2023, arXiv
+2211.17192): p is the target's distribution after the whole sampler chain, q the distribution the
+drafter sampled from. q must not depend on the sampled token, so a draft must not be discarded
+because of its tokens. Synthetic acceptance accepts drafted tokens at a given rate, for benchmarks:
+it shows the speed that a drafter of that quality would give. Its output text is invalid.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from engine.sampling.sampler import RowDistribution, Sampler
 from engine.trace.facts import RunFacts
 
 AcceptanceRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
-"""The accepted list: the accepted prefix of the draft and one token of the target's own, 1 ..
-len(draft.tokens) + 1 tokens, each accepted by the sampler. Rows of the verify batch are asked for
-in order. An end token inside the draft closes the list."""
+"""A rule that returns the accepted list: the accepted prefix of the draft plus one token of the
+target, 1 .. len(draft.tokens) + 1 tokens, each already accepted by the sampler. Rows of the verify
+batch are requested in order. An end token inside the draft ends the list."""
 REASON = "grammar"
-"""Why a draft ends, of engine.draft.spec.COMMON_REASONS, and why a sequence does."""
+"""Why a draft was cut (see engine.draft.spec.COMMON_REASONS) and why a sequence stopped."""
 
 
 def match(
     draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
 ) -> list[int]:
-    """Sample every position; a drafted token is accepted if it is the one that was drawn.
+    """Sample at every position; accept a drafted token if the sampler drew the same one.
 
-    One random number is drawn per examined position, so the tokens are those of plain decoding.
+    One random number is drawn per examined position, so the tokens equal plain decoding.
     """
     accepted: list[int] = []
     for i, drafted in enumerate(draft.tokens):
@@ -54,9 +54,9 @@ def reject(
 ) -> list[int]:
     """Accept each drafted token with probability min(1, p / q).
 
-    The first token that is not accepted is replaced by one drawn from `residual`, and after a
-    draft that is accepted whole the target draws one more. A draft without q was certain of its
-    tokens. With a temperature of 0 both are certain and the outcome is that of `match`.
+    The first rejected token is replaced by a sample from `residual`; if the whole draft is
+    accepted, the target samples one bonus token. A draft without q counts as certain of its tokens.
+    At temperature 0 the result equals that of `match`.
     """
     accepted: list[int] = []
     for i, drafted in enumerate(draft.tokens):
@@ -73,14 +73,14 @@ def reject(
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """The positive part of p - q, normalised: what acceptance left of p."""
+    """The normalised positive part of p - q, which the correction token is sampled from."""
     missing = p.probs - np.array([q.of(token) for token in p.ids])
-    # equal distributions reject nothing but by rounding, and then p itself is right
+    # p equals q: only rounding can reject here, and then p itself is the right distribution
     return Distribution.of_weights(p.ids, np.maximum(missing, 0)) if (missing > 0).any() else p
 
 
 def keep(draft: Draft, n: int, rows: RowDistribution, sampler: Sampler) -> list[int]:
-    """The first n drafted tokens, and one that the target samples after them."""
+    """The first n drafted tokens, plus one that the target samples after them."""
     for token in draft.tokens[:n]:
         sampler.accept(token)
     return with_bonus(draft.tokens[:n], rows, sampler)
@@ -92,7 +92,7 @@ def closes(i: int, token: int, draft: Draft, end_tokens: Collection[int]) -> boo
 
 
 def with_bonus(accepted: list[int], rows: RowDistribution, sampler: Sampler) -> list[int]:
-    """Add the token that the target chooses after a draft that was accepted whole."""
+    """Add the bonus token that the target samples after a fully accepted draft."""
     return [*accepted, sampler.draw(rows(len(accepted)))]
 
 
@@ -101,14 +101,14 @@ RULES: dict[str, AcceptanceRule] = {"match": match, "rejection": reject}
 """The keys are those of engine.options.ACCEPT_RULES."""
 
 
-_STREAM = 1  # next to the seed: other numbers than the sampler draws
+_STREAM = 1  # added to the seed, so that its random numbers differ from the sampler's
 
 
 class SyntheticAcceptance:
-    """Decides for every sequence with random numbers of its own, seeded like its sampler.
+    """Synthetic acceptance, with a random generator per sequence, seeded like its sampler.
 
-    One number decides a round, so that drafts of other lengths have the same luck in it: runs of
-    several lengths can be compared. rates: as engine.options.acceptance_rates gives them.
+    One random number decides each round, so runs with different draft lengths see the same luck and
+    can be compared. rates: from engine.options.acceptance_rates.
     """
 
     def __init__(self, rates: Sequence[float], seed: int) -> None:
@@ -116,7 +116,7 @@ class SyntheticAcceptance:
         self._random: dict[int, np.random.Generator] = {}
 
     def follow(self, other: SyntheticAcceptance) -> None:
-        """Go on with another one's random numbers, if they come of the same seed."""
+        """Continue another instance's random numbers if both use the same seed."""
         if other._seed == self._seed:
             self._random = other._random
 
@@ -128,7 +128,7 @@ class SyntheticAcceptance:
         sampler: Sampler,
         end_tokens: Collection[int],
     ) -> list[int]:
-        """As an AcceptanceRule, but chance decides. It never accepts an end token."""
+        """An AcceptanceRule that decides by chance. It never accepts an end token."""
         if seq_id not in self._random:
             self._random[seq_id] = _luck(self._seed)
         n, luck = 0, self._random[seq_id].random()
@@ -140,8 +140,8 @@ class SyntheticAcceptance:
 
 
 def accepted_by_chance(rates: Sequence[float], seed: int, n: int) -> np.ndarray:
-    """How many tokens of a full draft SyntheticAcceptance keeps in each of the first n rounds of a
-    sequence, int64 [n]."""
+    """How many tokens of a full draft SyntheticAcceptance accepts in each of the first n rounds of
+    a sequence, int64 [n]."""
     luck = _luck(seed).random(n)
     found: np.ndarray = (luck[:, None] < np.array(rates)).sum(1)
     return found
@@ -152,10 +152,10 @@ def _luck(seed: int) -> np.random.Generator:
 
 
 class Judge:
-    """Judges the rounds of a run by its sequences' samplers and the rule of its options.
+    """Applies the acceptance rule of the run's options, with the sampler of each sequence.
 
-    samplers: by seq_id. Tokens that were accepted by rejection are never judged again: they are
-    decided, with random numbers and a q that belong to the draft, and to draw them again could only
+    samplers: by seq_id. Tokens accepted by rejection sampling are not judged again in a replay:
+    they were decided with the random numbers and the q of their draft, and a second draw would
     change their distribution.
     """
 
@@ -169,12 +169,12 @@ class Judge:
         is_match = options.spec.accept == "match"
         self.judges_replays = is_match and options.replay == "verify"
         self.draws_by_token = is_match and not rates
-        """Whether each accepted token takes one random number of its sampler."""
+        """Whether the sampler draws one random number for each accepted token."""
         self.forced: dict[int, int] = {}
-        """By seq_id: a token that takes the place of the last one that is chosen in a round."""
+        """By seq_id: a token that replaces the last one chosen in a round."""
 
     def follow(self, other: Judge) -> None:
-        """Go on from where another one stopped."""
+        """Continue from another judge's state."""
         if self._synthetic and other._synthetic:
             self._synthetic.follow(other._synthetic)
 
@@ -203,8 +203,8 @@ class Judge:
         self._note(round_, seen)
 
     def branch(self, round_: Round, drafts: Sequence[Draft], logits: Sequence[torch.Tensor]) -> int:
-        """Which branch of a tree to judge: the first of those with most tokens that the sampler
-        will choose. logits: of each branch, [>= its tokens, n_vocab]. Nothing is chosen yet."""
+        """The branch of a tree to judge: the first of those from which the sampler will accept most
+        tokens. logits: of each branch, [>= its tokens, n_vocab]. Changes no sampler state."""
         sampler = self._samplers[round_.seq_id].clone()
         left, depth = list(range(len(drafts))), 0
         while any(len(drafts[i].tokens) > depth for i in left):
@@ -217,11 +217,11 @@ class Judge:
         return left[0]
 
     def accept_again(self, round_: Round) -> None:
-        """Judge the accepted tokens once more, as if they had been drafted, by the logits
-        [len(accepted) + 1, n_vocab] of their replay. The sampler starts where it did at first."""
+        """Judge the accepted tokens again as if they were a draft, by the logits of their replay,
+        [len(accepted) + 1, n_vocab]. The sampler starts from its state before the round."""
         sampler, replayed = self._samplers[round_.seq_id], Draft(round_.accepted)
         if not self._forgets:
-            assert round_.before is not None  # what is verified again was judged before
+            assert round_.before is not None  # a replay verifies what has been judged before
             sampler.copy_from(round_.before)
         seen, row = self._rows(round_)
         n = len(replayed.tokens)
@@ -234,7 +234,7 @@ class Judge:
         self._note(round_, seen)
 
     def _force(self, seq_id: int, accepted: list[int]) -> None:
-        """The random number of the token that gives way stays used."""
+        """Replace the last accepted token by the forced one; its random number stays used."""
         token = self.forced.get(seq_id)
         if token is None:
             return
@@ -245,8 +245,8 @@ class Judge:
         accepted[-1] = token
 
     def _rows(self, round_: Round) -> tuple[dict[int, Distribution], RowDistribution]:
-        """The distributions at the rows of a round's logits, and those that were looked at."""
-        assert round_.logits is not None  # they are what is judged by
+        """Distributions by row of the round's logits, and a function that fills them on demand."""
+        assert round_.logits is not None  # the rule compares with these
         rows = self._samplers[round_.seq_id].rows(round_.logits, round_.record)
         seen: dict[int, Distribution] = {}
 
@@ -257,8 +257,8 @@ class Judge:
         return seen, row
 
     def _note(self, round_: Round, seen: Mapping[int, Distribution]) -> None:
-        """What the rule saw of the tokens: what was drafted is judged, and not what a replay took
-        for a draft. Chance looks at none of it."""
+        """Note p and q as the rule saw them, for the draft but not for tokens of a replay.
+        Synthetic acceptance looks at neither."""
         round_.allowed = self._samplers[round_.seq_id].allowed
         if round_.draft is None and round_.own_row is None and len(round_.accepted) == 1:
             round_.rule_p = [seen[0].of(round_.accepted[0])]
@@ -277,17 +277,17 @@ class Judge:
 
 
 def cut_draft(slots: SlotAssignment, index: int, draft: Draft) -> None:
-    """End the draft of the sequence in a slot before the first token that its grammar forbids."""
+    """Cut the draft of a slot's sequence before the first token that its grammar forbids."""
     grammar = slots.sequences[slots.holders[index]].sampler.grammar
     if grammar:
         cut_at_forbidden(draft, grammar)
 
 
 def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
-    """End a draft before the first token that the grammar forbids.
+    """Cut a draft before the first token that the grammar forbids.
 
-    Where tokens were drawn, a forbidden one is never drafted, so what is drafted is distributed
-    over the allowed ones: each q is divided among them.
+    Where tokens are sampled, a forbidden one is never drafted, so the draft is distributed over the
+    allowed tokens only: each q is renormalised over them.
     """
     if not draft.q:
         draft.cut(grammar.n_fitting(draft.tokens), REASON)
@@ -305,9 +305,9 @@ def cut_at_forbidden(draft: Draft, grammar: GrammarState) -> None:
 
 
 def note_grammar_error(facts: RunFacts, round_: int, sequence: DecodingSequence) -> None:
-    """Note under the fact `grammar_errors` why a sequence ended, if its grammar made it end."""
+    """Note in the fact `grammar_errors` why the grammar ended a sequence, if it did."""
     grammar = sequence.sampler.grammar
     if grammar and grammar.error:
-        pos = len(sequence.prompt.tokens) + len(sequence.emitted)  # where a token is missing
+        pos = len(sequence.prompt.tokens) + len(sequence.emitted)  # position of the missing token
         where = {"round": round_, "seq_id": sequence.seq_id, "pos": pos}
         facts.add_to("grammar_errors", where | {"why": grammar.error})

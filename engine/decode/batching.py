@@ -1,10 +1,9 @@
-"""Which sequences are verified in one forward pass, and how much filler makes them equally long.
+"""Batching of a verify round: which sequences share a forward pass, and how they are padded.
 
-A recurrent layer decodes rectangles, so drafts of unequal length do not fit side by side as they
-are. Two ways out exist: another pass for each length, or filler tokens after the shorter drafts,
-which are not looked at and are rolled back like rejected ones. `group` weighs them. A verify
-batch never spreads over several ubatches as long as it fits one, so keep-tail (llama.cpp #25278)
-is kept by construction.
+A recurrent layer decodes rectangles, so drafts of different lengths cannot share a pass as they
+are. Either each length gets a pass of its own, or shorter drafts are padded with filler tokens,
+which are ignored and rolled back like rejected ones. `group` weighs both. A verify batch that fits
+one ubatch is never split, which keeps the tail together as llama.cpp #25278 requires.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from engine.decode.forward import Forward
 from engine.memory.hybrid import HybridMemory
 
 PASS_COST = 16
-"""Tokens that take as long as starting one more pass does.
+"""Tokens that take as long as starting one more pass.
 
-A pass of n tokens takes a + b * n: a for reading all weights and calling all operations, b for
-the arithmetic. Measured on CPUs, a / b lies between 6 (0.65 B parameters, int8) and 60 (the demo
-model); on a GPU, which idles while it reads weights, it is higher still. So short drafts share
-a pass whatever their lengths, and one draft of 48 does not drag four slots of one token along.
+A pass of n tokens takes a + b * n: a for reading all weights and launching all operations, b for
+the arithmetic. On CPUs a / b was measured between 6 (0.65 B parameters, int8) and 60 (the demo
+model); on a GPU, where reading weights dominates, it is higher. So short drafts share a pass
+whatever their lengths, while a draft of 48 does not force four slots of one token to pad.
 """
 
 SNAPSHOTS = "padding beyond the snapshots"
@@ -33,25 +32,24 @@ N_UBATCH = "n_ubatch"
 LAST = "all tokens"
 
 Obstacle = Callable[[int, int], str]
-"""Why span i must not be padded to this width, empty if it may be."""
+"""Why span i must not be padded to this width; empty if it may be."""
 
 
 SpanGroup = tuple[tuple[int, ...], int, str]
-"""Spans that share a pass: their indices, ascending, tokens of each, filler included, and why those
-of the next group are not among them."""
+"""Spans that share a pass: their indices, ascending; tokens per span, filler included; why the next
+group's spans are not in it."""
 
 
 def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[SpanGroup]:
-    """Groups in order of falling width whose cost, PASS_COST per group and 1 per token, is least.
+    """Groups in order of falling width with the least cost: PASS_COST per group plus 1 per token.
 
-    Spans of neighbouring lengths go together: each group is a run of the spans in order of
-    falling length, as long as its longest. A group of several fits n_ubatch. Of equally dear ways
-    the one with the fewest passes is taken, then the one whose last groups are smallest.
+    A group is a run of neighbours in order of falling length, padded to its longest, and fits
+    n_ubatch if it has several spans. Ties: fewest passes, then smallest last groups.
     """
     if len(lengths) == 1:
         return [((0,), lengths[0], LAST)]
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    # of the first j spans in order: least cost and passes, and minus the start of their last group
+    # for the first j spans: least cost, passes, and minus the start of their last group
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     best += [(PASS_COST * len(order) + sum(lengths) + 1, len(order) + 1, 0)] * len(order)
     for start in range(len(order)):
@@ -82,13 +80,13 @@ def group(lengths: Sequence[int], n_ubatch: int, obstacle: Obstacle) -> list[Spa
 def verify_batches(
     forward: Forward, spans: Sequence[Span], split: str, *, rolls_back: bool = True
 ) -> list[tuple[list[Span], list[UBatch]]]:
-    """The batches of a round, to be decoded and rolled back one after the other: spans, filled up
-    to one length, and their ubatches: a single one, unless one sequence alone has more tokens than
-    a ubatch may have.
+    """The batches of a round, to be decoded and rolled back one after the other: spans padded to
+    equal length, and their ubatches. There is one ubatch, unless a single sequence has more tokens
+    than a ubatch may hold.
 
-    split: "seq" for one sequence per pass, else "equal". Rolling back before the next batch is
-    decoded matters: a pass without a sequence may move its state, which then loses its snapshots.
-    rolls_back: whether filler has to be undone by snapshots; else any sequence may be filled up.
+    split: "seq" for one sequence per pass, else "equal". Each batch is rolled back before the next
+    is decoded, because a pass without a sequence may move its state and lose its snapshots.
+    rolls_back: whether filler must be undone by snapshots; if not, any sequence may be padded.
     """
     memory = forward.memory
     if split == "seq":
@@ -114,8 +112,8 @@ def _refusal(lengths: Sequence[int], i: int, width: int, obstacle: Obstacle) -> 
 def _obstacle(
     memory: HybridMemory, spans: Sequence[Span], rolls_back: bool, i: int, width: int
 ) -> str:
-    """Filler needs cells of the sequence's own, and snapshots after all of the batch but its
-    first token, because a checkpoint and a replay would cost more than any other pass."""
+    """Why a span must not be padded: filler needs the sequence's own cells, and snapshots of all
+    tokens but the first, because a checkpoint and a replay cost more than another pass."""
     seq, recurrent = spans[i].seq, memory.recurrent
     if memory.attention.used(seq) + width > memory.attention.n_ctx:
         return CONTEXT
@@ -125,7 +123,7 @@ def _obstacle(
 
 
 def padded(span: Span, width: int) -> Span:
-    """A span of this many tokens, the last one repeated as filler."""
+    """The span padded to this many tokens with copies of its last one."""
     n = width - len(span.tokens)
     if not n:
         return span

@@ -1,4 +1,4 @@
-"""The failure of a run: what was held when an error ended it, and logits that are no numbers."""
+"""Failures of a run: the memory contents when an error ends it, and non-finite logits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 HeldSequence = tuple[int, int, int, Mapping[str, int]]
-"""A sequence when a run fails: its id, the sequence of the memory, tokens of its text that memory
-must have at least, and tokens that each drafter with a memory holds, by its name."""
+"""A sequence at the time of a failure: its id, its memory sequence, how many tokens the memory must
+hold at least, and how many each stateful drafter holds, by name."""
 
 
 def note_failure(
@@ -28,8 +28,8 @@ def note_failure(
     round_: int,
     sequences: Iterable[HeldSequence],
 ) -> None:
-    """Add `failure` to the facts of a run, if the error is not the user's: a refused rollback, a
-    full context, or what no part of the engine raises on purpose."""
+    """Add `failure` to the facts of a run, unless the error is the user's: for a refused rollback,
+    a full context, or an exception that the engine does not raise on purpose."""
     own = isinstance(error, (RollbackRefusedError, ContextFullError))
     if not isinstance(error, Exception) or (isinstance(error, DraftscopeError) and not own):
         return
@@ -56,7 +56,7 @@ def note_failure(
 
 
 def _place(error: BaseException) -> str:
-    """The innermost function of this program that the error came from."""
+    """The innermost function of this program in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if Path(f.filename).is_relative_to(_ROOT)] or frames
     return f"{Path(ours[-1].filename).stem}.{ours[-1].name}" if ours else ""
@@ -69,7 +69,7 @@ _OF_DRAFTER = {
     "draft-dflash": "DFlash drafter",
     "draft-dspark": "DSpark drafter",
 }
-"""Names of drafters in messages."""
+"""Drafter names as they appear in messages."""
 
 
 def note_non_finite(
@@ -81,11 +81,11 @@ def note_non_finite(
     drafter: str,
     found: tuple[int, float] | None,
 ) -> None:
-    """Note a row of logits under the fact `non_finite`, the first of each sequence, and end it with
-    NonFiniteError unless the options allow it.
+    """Note a row of non-finite logits in the fact `non_finite`, the first of each sequence, and end
+    the sequence with NonFiniteError unless the options allow it.
 
-    first_pos: of the token that row 0 is to choose. drafter: empty for the target. found: the row,
-    if there is one, and its largest logit, NaN if any is.
+    first_pos: position of the token that row 0 chooses. drafter: empty for the target. found: the
+    row, if any, and its largest logit, NaN if a logit is NaN.
     """
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""Decoding a batch with the target, each forward pass timed and recorded."""
+"""Forward passes of the target, timed and recorded."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from engine.options import RunOptions
 from engine.trace.records import N_TOP
 
 RowsBySequence = dict[int, torch.Tensor]
-"""Per memory sequence: logits [n_outputs, n_vocab]."""
+"""Logits [n_outputs, n_vocab] by memory sequence."""
 
 RecordsBySequence = dict[int, np.ndarray]
 
 TargetRowsBySequence = dict[int, TargetRows]
-"""Per memory sequence: rows of all its tokens, [n_tokens, n_embd]."""
+"""Rows of all tokens, [n_tokens, n_embd], by memory sequence."""
 
 
 class Forward:
-    """Runs batches through the target. `seq_id_of` names a memory sequence in the trace.
-    `watch` is shown every pass and its rows. taps: layers whose rows drafters want.
+    """Runs batches through the target. `seq_id_of` maps a memory sequence to its seq_id in the
+    trace. `watch` is called with every pass and its rows. taps: layers whose rows drafters read.
 
-    n_ubatch: most tokens in one pass, never more than a batch may have. n_slots: branch i of the
-    text in memory sequence s is sequence s + i * n_slots. with_record: a pass ends with the record
-    of its logits' rows, which is what the host waits for then.
+    n_ubatch: most tokens in one pass, at most n_batch. n_slots: branch i of the text in memory
+    sequence s is sequence s + i * n_slots. with_record: a pass also computes the record of its
+    logits rows, and the host waits for that instead of the logits.
 
-    records: of the latest batch, by memory sequence: int32 [n_outputs, width].
+    records: of the latest batch, by memory sequence, int32 [n_outputs, width].
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class Forward:
         self._n_top = N_TOP if with_record else 0
         self.records: RecordsBySequence = {}
         self.ahead: GreedyTokens | None = None
-        """Of the next passes, which are of one token."""
+        """How many of the next single-token passes to decode at once, and the tokens that end a
+        text."""
         self.ms = 0.0
-        """Duration of the latest pass."""
+        """Duration of the latest pass, ms."""
 
     def split(self, spans: Sequence[Span]) -> list[UBatch]:
-        """The ubatches of a batch."""
+        """Split a batch into ubatches."""
         return self.memory.split(spans, self.n_ubatch, self._options.split)
 
     def run(
@@ -76,9 +77,9 @@ class Forward:
         clock: PhaseClock,
         pending: Sequence[PendingDrafts] = (),
     ) -> tuple[RowsBySequence, TargetRowsBySequence]:
-        """Decode: the wanted logits and the rows of all tokens of every sequence. The time of a
-        pass is booked to the sequences in it, in parts of their tokens. pending: whose tokens are
-        in the only ubatch and come with its record."""
+        """Decode ubatches; returns the requested logits and the rows of all tokens, by sequence.
+        The time of a pass is divided among its sequences by their tokens. pending: drafts whose
+        tokens are still on the device; they arrive with the record of the only ubatch."""
         phase = "replay" if purpose == "replay" else "verify"
         logits: dict[int, list[torch.Tensor]] = {}
         of_tokens: dict[int, list[TargetRows]] = {}
@@ -97,7 +98,7 @@ class Forward:
             if self._watch and max(ubatch.seq_ids) < self.n_slots:
                 self._watch(ubatch, out.rows)
             if out.record is None:
-                wait_for(self._model.device)  # sampling would wait at once; this books it here
+                wait_for(self._model.device)  # sampling would wait anyway; this books it here
                 record = None
             else:
                 parts = [part for one in pending for part in one.parts]
@@ -131,8 +132,8 @@ class Forward:
         return _joined(logits), {seq: join_rows(parts) for seq, parts in of_tokens.items()}
 
     def _with(self, pending: Sequence[PendingDrafts], ubatch: UBatch) -> torch.Tensor:
-        """The tokens of a ubatch on the device, with those that only the device knows; filler is
-        the last of them."""
+        """Token ids of a ubatch on the device, with pending drafts filled in; filler repeats the
+        last token."""
         tokens = upload(ubatch.tokens.copy(), self._model.device)
         flat, of = tokens.view(-1), np.repeat(ubatch.seq_ids, ubatch.n_seq_tokens)
         for one in pending:
@@ -145,7 +146,7 @@ class Forward:
         return tokens
 
     def show(self, span: Span, rows: TargetRows) -> None:
-        """Show the watch a branch that was verified with others, as the text's own: its tokens
+        """Call the watch with the verified branch of a tree, as the text's own sequence: its tokens
         and their rows [n, n_embd]. Passes with several branches are not shown."""
         if self._watch:
             ubatch = make_ubatch([span], (0,), (0,), len(span.tokens), "")
@@ -153,8 +154,8 @@ class Forward:
             self._watch(ubatch, TargetRows(rows.hidden[None], taps))
 
     def _gap(self, ubatch: UBatch) -> int:
-        """Positions between what memory holds of a sequence and its first one here, the furthest
-        from 0."""
+        """The largest gap, in positions, between what memory holds of a sequence and its first
+        token in this ubatch."""
         if ubatch.n_seqs == 1:
             return int(ubatch.positions[0, 0]) - 1 - self.memory.seq_pos_max(ubatch.seq_ids[0])
         last: dict[int, int] = {}

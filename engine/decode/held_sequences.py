@@ -1,8 +1,8 @@
-"""Held sequences: what the slots of a memory keep when their sequences have ended, for a later
-prompt of the run or of the next one (llama.cpp's `--cache-prompt`).
+"""Held sequences: slot contents that stay in memory after a sequence ends, for later prompts of
+this run or the next (llama.cpp's `--cache-prompt`).
 
-A new prompt starts from what it has in common with the old text. First choice is the live state,
-cut by as many tokens as its snapshots reach back; then a context checkpoint; else nothing.
+A new prompt reuses its common prefix with the old text: from the live state, rolled back as far as
+snapshots reach; else from a context checkpoint; else nothing.
 """
 
 from __future__ import annotations
@@ -28,56 +28,55 @@ from engine.trace.prompt_reuse import (
 )
 
 N_BEFORE_END = 4
-"""Tokens between the end of a prompt and its last checkpoint: what a chat template puts there
-comes back changed as soon as the answer is a part of the history."""
+"""Distance from the end of a prompt to its last checkpoint, tokens: what a chat template appends
+there changes as soon as the answer becomes part of the history."""
 
 
 def cuts(n_prompt: int, n_ubatch: int, message_starts: Sequence[int] = ()) -> list[int]:
-    """Places, ascending, at which a prompt of n_prompt tokens is cut to leave a checkpoint.
+    """Positions, ascending, at which a prompt of n_prompt tokens is split to save a checkpoint.
 
-    They are those of llama.cpp: the starts of a user's messages, and N_BEFORE_END tokens, with
-    and without n_ubatch more, before the end.
+    As in llama.cpp: the starts of user messages, and N_BEFORE_END, with and without n_ubatch,
+    before the end.
     """
     end = n_prompt - N_BEFORE_END
     return sorted({at for at in (end - n_ubatch, end, *message_starts) if 0 < at < n_prompt})
 
 
 class ContextCheckpoints:
-    """Checkpoints of one sequence, by the tokens that they cover: copies of its recurrent state,
-    which cannot be cut back like attention cells, to start a later prompt from (llama.cpp's
-    `--ctx-checkpoints`). The checkpoints taken before a draft live for one round."""
+    """Context checkpoints of one sequence by tokens covered (llama.cpp's `--ctx-checkpoints`):
+    copies of the recurrent state, which unlike attention cells cannot be truncated. Speculative
+    checkpoints are others; they live for one round."""
 
     def __init__(self, options: CacheOptions) -> None:
         self._n_max, self._min_step = options.ctx_checkpoints, options.checkpoint_min_step
         self._by_length: dict[int, SequenceCheckpoint] = {}
         self._earlier: set[int] = set()
         self.evicted: set[int] = set()
-        """Tokens that checkpoints covered which had to make room, as far as the text still has
-        them."""
+        """Token counts of evicted checkpoints, as long as the text still contains those tokens."""
 
     @property
     def is_off(self) -> bool:
-        """Whether none is ever kept."""
+        """Whether context checkpoints are disabled."""
         return not self._n_max
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """Tokens covered and bytes of each, ascending."""
+        """Tokens covered and bytes of each checkpoint, ascending."""
         return [(n, self._by_length[n].n_bytes) for n in self.lengths]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each checkpoint covers, ascending."""
+        """Tokens covered by each checkpoint, ascending."""
         return sorted(self._by_length)
 
     def newest(self, n_tokens: int) -> SequenceCheckpoint | None:
-        """The checkpoint that covers most tokens, but no more than n_tokens; None without one."""
+        """The longest checkpoint that covers at most n_tokens, or None."""
         length = max((n for n in self._by_length if n <= n_tokens), default=0)
         return self._by_length.get(length)
 
     def begin(self, n_tokens: int) -> list[int]:
-        """A prompt is decoded that has n_tokens in common with the text so far: those that cover
-        more describe it no longer and are erased. Returns what these covered."""
+        """Start a prompt that shares n_tokens with the text so far: checkpoints that cover more are
+        invalid and erased. Returns the tokens that these covered."""
         erased = [n for n in self.lengths if n > n_tokens]
         self._by_length = {n: one for n, one in self._by_length.items() if n <= n_tokens}
         self._earlier = set(self._by_length)
@@ -95,8 +94,8 @@ class ContextCheckpoints:
         return n_done - max(self._by_length, default=0) > self._min_step
 
     def add(self, checkpoint: SequenceCheckpoint) -> int | None:
-        """Keep one more. In a full list it takes the place of one that an earlier prompt left too
-        close after another, else of the oldest. Returns what that one covered."""
+        """Add a checkpoint. If the list is full, it evicts one that an earlier prompt left too
+        close after another, else the oldest. Returns the tokens that the evicted one covered."""
         length, evicted = checkpoint.pos_max + 1, None
         if len(self._by_length) == self._n_max and length not in self._by_length:
             evicted = self._least()
@@ -115,15 +114,14 @@ class ContextCheckpoints:
 
 
 PromptReuse = tuple[int, SequenceCheckpoint | None]
-"""Tokens of a new prompt that need no processing, and what to restore for it; None: removing the
-tokens after them is enough."""
+"""Reused tokens of a new prompt, and the checkpoint to restore; None if truncation is enough."""
 
 
 class HeldSequences:
     """Tokens and context checkpoints of every sequence of a memory.
 
-    n_ubatch: most tokens of a forward pass. device: where checkpoints are kept, None = where the
-    states are. faults: see engine.options.FAULTS.
+    n_ubatch: most tokens of a forward pass. device: where checkpoints are stored, None = next to
+    the states. faults: see engine.options.FAULTS.
     """
 
     def __init__(
@@ -142,15 +140,15 @@ class HeldSequences:
         self._makes_any = memory.recurrent is not None and options.ctx_checkpoints > 0
         self._faults = frozenset(faults)
         self.records: dict[int, PromptReuseRecord] = {}
-        """What the newest prompt of each sequence found."""
+        """What the newest prompt of each sequence reused."""
 
     def best(self, free: Sequence[int], tokens: Sequence[int]) -> int:
-        """Of these sequences the one that spares a prompt most work, the first of equal ones."""
+        """The free sequence that can reuse most of a prompt; ties go to the first."""
         return max(free, key=lambda seq: self.reuse(seq, tokens)[0])
 
     def reuse(self, seq: int, tokens: Sequence[int]) -> PromptReuse:
-        """What a sequence can give to a prompt; changes nothing. The prompt's last token is always
-        decoded again, because no one keeps logits."""
+        """What a prompt could reuse of a sequence; changes nothing. The last token of the prompt is
+        always decoded again, because logits are not kept."""
         held, recurrent = self.tokens[seq], self.memory.recurrent
         n = min(n_common(held, tokens), len(tokens) - 1)
         depth = len(held) - n
@@ -160,9 +158,9 @@ class HeldSequences:
         return checkpoint.pos_max + 1 if checkpoint else 0, checkpoint
 
     def resume(self, seq: int, tokens: Sequence[int], seq_id: int = 0) -> PromptReuse:
-        """Bring a sequence to where a prompt can go on; what does not belong to it is gone.
+        """Prepare a sequence for a prompt: keep the reusable part and remove the rest.
 
-        What was found is in `records`. seq_id: of the prompt, for its record.
+        What was reused is in `records`. seq_id: of the prompt, for its record.
         """
         held, kept = self.tokens[seq], self.checkpoints[seq]
         recurrent, n_common_ = self.memory.recurrent, n_common(held, tokens)
@@ -214,7 +212,7 @@ class HeldSequences:
     def _parts(
         self, seq: int, found: PromptReuse, n_common_: int, n_prompt: int, *, is_erased: bool
     ) -> list[ProcessedPart]:
-        """What of a prompt has to be processed, in order."""
+        """The parts of a prompt that must be processed, in order."""
         n_reused, checkpoint = found
         kept, n_held = self.checkpoints[seq], len(self.tokens[seq])
         parts, n = [], min(n_common_, n_prompt - 1)
@@ -237,12 +235,12 @@ class HeldSequences:
         return [*parts, ProcessedPart(n, n_prompt, why)]
 
     def observe(self, seq: int, tokens: Sequence[int]) -> None:
-        """Note that a sequence's memory now holds these tokens after the earlier ones."""
+        """Note that these tokens were appended to a sequence's memory."""
         self.tokens[seq].extend(tokens)
 
     def part_end(self, prompt: Prompt, n_done: int) -> int:
-        """Where the part of a prompt that starts at token n_done ends: at the next place that
-        wants a checkpoint, else at the end of the prompt."""
+        """End of the part of a prompt that starts at token n_done: the next checkpoint position,
+        else the end of the prompt."""
         n_all, n_prompt = len(prompt.tokens), len(prompt.tokens) - prompt.n_written
         if not self._makes_any:
             return n_all
@@ -250,7 +248,8 @@ class HeldSequences:
         return next((at for at in places if at > n_done), n_all)
 
     def checkpoint(self, seq: int, prompt: Prompt, n_done: int) -> int:
-        """Save the state after n_done tokens of a prompt if that place is worth it; bytes."""
+        """Save the state after n_done tokens of a prompt if a checkpoint is due; returns its
+        bytes."""
         kept = self.checkpoints[seq]
         if not self._makes_any or not kept.wants(
             n_done, len(prompt.tokens) - prompt.n_written, self._n_ubatch, prompt.message_starts
@@ -269,16 +268,16 @@ class HeldSequences:
 
 
 def _one_token_on(save: SequenceCheckpoint) -> SequenceCheckpoint:
-    """The same state, taken for that of one token more."""
-    assert save.recurrent is not None  # there is nothing to save of attention
+    """The same state labelled as one token longer (a planted fault)."""
+    assert save.recurrent is not None  # attention has nothing to save
     recurrent = replace(save.recurrent, pos=save.recurrent.pos + 1)
     return replace(save, pos_max=save.pos_max + 1, recurrent=recurrent)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRun:
-    """What outlives a run. key: models, options and sizes that it was made for. drafters: those
-    with a memory of their own, by name."""
+    """Memory and drafters that outlive a run. key: models, options and sizes they were made for.
+    drafters: the stateful ones, by name."""
 
     key: tuple[object, ...]
     held: HeldSequences
@@ -286,16 +285,16 @@ class CachedRun:
 
     @property
     def memory(self) -> HybridMemory:
-        """The target's."""
+        """The target's memory."""
         return self.held.memory
 
 
 class PromptCache:
-    """What one run leaves in memory for the next. Given to Session.start, run after run; runs of
-    another kind find it empty.
+    """What one run leaves in memory for the next. Pass it to Session.start for each run; a run with
+    another key finds it empty.
 
-    A run takes the memory out of the cache and puts it back at its end. So no two runs ever share
-    one, and a run that fails, whose memory cannot be trusted, never gives it back.
+    A run takes the memory out and puts it back at its end. So two runs never share one, and a
+    failed run, whose memory cannot be trusted, does not return it.
     """
 
     def __init__(self, options: CacheOptions | None = None) -> None:
@@ -303,12 +302,13 @@ class PromptCache:
         self._cached: CachedRun | None = None
 
     def take(self, key: tuple[object, ...]) -> CachedRun | None:
-        """The cached run if it has this key, else None; either way the cache is empty now."""
+        """The cached run if it has this key, else None; either way the cache is empty
+        afterwards."""
         cached, self._cached = self._cached, None
         if cached is None or cached.key != key:
             return None
         if recurrent := cached.memory.recurrent:
-            recurrent.traffic = RecurrentTraffic()  # every run counts its own
+            recurrent.traffic = RecurrentTraffic()  # every run counts its own traffic
         return cached
 
     def keep(
@@ -318,7 +318,8 @@ class PromptCache:
         drafters: Sequence[Drafter],
         options: RunOptions,
     ) -> CachedRun:
-        """A cached run around a new memory, which the caller will `put` back when it has ended."""
+        """A cached run around a new memory, which the caller returns with `put` at the end of the
+        run."""
         device = torch.device("cpu") if options.checkpoint_device == "host" else None
         n_ubatch = min(options.n_ubatch, options.n_batch)
         held = HeldSequences(memory, self.options, n_ubatch, device, options.faults)
@@ -326,5 +327,5 @@ class PromptCache:
         return CachedRun(key, held, own)
 
     def put(self, cached: CachedRun) -> None:
-        """Leave the memory of a run that has ended to the next one."""
+        """Return the memory of a finished run for the next one."""
         self._cached = cached

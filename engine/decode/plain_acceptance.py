@@ -1,6 +1,7 @@
-"""The acceptance rules once more, written without engine.decode.acceptance: to check them by.
+"""A second implementation of the acceptance rules, independent of engine.decode.acceptance, to
+check it against.
 
-The sampler never sees a draft: it draws token after token, each after those that were chosen, and
+The sampler never sees a draft: it draws token after token, each conditioned on those chosen, and
 stops where plain decoding leaves the draft.
 """
 
@@ -15,15 +16,15 @@ from engine.sampling.distribution import Distribution
 from engine.sampling.sampler import RowDistribution, Sampler
 
 PlainRule = Callable[[Draft, RowDistribution, Sampler, Collection[int]], list[int]]
-"""Tokens chosen at the rows of a verify batch: 1 .. len(draft.tokens) + 1 of them, each accepted by
-the sampler. Rows are asked for in order, and none beyond the last one chosen from."""
+"""A rule that returns tokens chosen from a verify batch: 1 .. len(draft.tokens) + 1, each accepted
+by the sampler. Rows are requested in order, and none after the last one chosen from."""
 
 
 def draw_plainly(
     draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
 ) -> list[int]:
-    """Draw as if there were no draft, up to the first token that is not the drafted one, or an end
-    token before the end of the draft."""
+    """Sample as if there were no draft, up to the first token that differs from the draft or an end
+    token inside it."""
     chosen: list[int] = []
     for drafted in (*draft.tokens, None):
         token = sampler.draw(rows(len(chosen)))
@@ -40,9 +41,9 @@ def draw_along(
     sampler: Sampler,
     end_tokens: Collection[int],
 ) -> tuple[list[int], list[int]]:
-    """Draw as if there were no tree, as long as a node has what was drawn. tokens: the newest one;
-    each that is followed is appended. Returns the tokens chosen, and the nodes of the first branch
-    through those followed."""
+    """Sample as if there were no tree, as long as a node holds the sampled token. tokens: starts
+    with the newest token; each followed node's token is appended. Returns the chosen tokens and the
+    nodes of the first branch through the followed nodes."""
     chosen, paths = list[int](), branches(tree.parents)
     while True:
         depth = len(chosen)
@@ -60,9 +61,9 @@ def draw_along(
 def reject_plainly(
     draft: Draft, rows: RowDistribution, sampler: Sampler, end_tokens: Collection[int]
 ) -> list[int]:
-    """Keep a drafted token x with probability min(1, p(x) / q(x)), else draw from the positive part
-    of p - q and stop; after a draft that was kept whole draw from p (Leviathan et al. 2023, arXiv
-    2211.17192, algorithm 1). A draft without q was certain of its tokens."""
+    """Keep a drafted token x with probability min(1, p(x) / q(x)), else sample from the positive
+    part of p - q and stop; after a fully accepted draft sample from p (Leviathan et al. 2023, arXiv
+    2211.17192, algorithm 1). A draft without q counts as certain of its tokens."""
     chosen: list[int] = []
     for i, drafted in enumerate(draft.tokens):
         row = rows(i)

@@ -31,8 +31,8 @@ from kernels.rows.record import larger_than, on_host, row_record, weights
 class TargetFacts:
     """The target's raw softmax at some positions, on the host.
 
-    prob, rank: of the token asked about at each position, rank from 1. entropy in nats.
-    top_ids, top_probs: the most probable tokens there.
+    prob, rank: of the token in question at each position; ranks start at 1. entropy: nats. top_ids,
+    top_probs: the most probable tokens there.
     """
 
     prob: list[float]
@@ -43,20 +43,20 @@ class TargetFacts:
 
     @property
     def ratios(self) -> list[float]:
-        """Of each probability to that of the most probable token there."""
+        """Each token's probability divided by that of the most probable token at its position."""
         return [p / top[0] for p, top in zip(self.prob, self.top_probs, strict=True)]
 
 
 Question = tuple[torch.Tensor, np.ndarray | None, Sequence[int], Sequence[int]]
-"""Logits [n, n_vocab], their record if there is one, tokens, and the row where each is asked about.
-Rows after the last one asked about are not looked at."""
+"""Logits [n, n_vocab], their record if any, tokens, and the logits row of each token. Rows after
+the last one named are ignored."""
 
 
 def target_facts(
     logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int] | None = None
 ) -> TargetFacts:
-    """Facts about `tokens`. logits: [n, n_vocab]. rows: where each token is asked about, one after
-    the other if None."""
+    """Facts about `tokens`. logits: [n, n_vocab]. rows: the logits row of each token, 0, 1, … if
+    None."""
     asked = range(len(tokens)) if rows is None else rows
     if not len(tokens):
         return TargetFacts([], [], [], [], [])
@@ -64,8 +64,8 @@ def target_facts(
 
 
 def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
-    """The fields of TargetFacts, of one question after the other, at least one. Logits are looked
-    at for tokens alone that the record of their row (kernels.rows.record) does not know."""
+    """The fields of TargetFacts for all questions in order, at least one. The logits themselves are
+    read only for tokens that the record of their row (kernels.rows.record) does not contain."""
     records = [_record(*one) for one in questions]
     starts = [0, *accumulate(map(len, records))]
     known = on_host(np.concatenate(records))
@@ -82,7 +82,7 @@ def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     is_it = top_ids == tokens[:, None]
     place, n = is_it.argmax(1), np.arange(len(at))
     prob = top_probs[n, place]
-    rank = 1 + (largest == largest[n, place][:, None]).argmax(1)  # the first equal one
+    rank = 1 + (largest == largest[n, place][:, None]).argmax(1)  # ties: the first equal one
     (others,) = np.nonzero(~is_it.any(1))
     if others.size:
         own, n_larger = known.own[at], known.n_larger[at]
@@ -101,7 +101,7 @@ def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
 def _record(
     logits: torch.Tensor, record: np.ndarray | None, tokens: Sequence[int], rows: Sequence[int]
 ) -> np.ndarray:
-    """Of the rows up to the last one asked about."""
+    """The record of the rows up to the last one named."""
     n = max(rows) + 1
     if record is not None:
         return record if len(record) == n else record[:n]
@@ -115,8 +115,8 @@ def _record(
 
 _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
 _N_HELD, _N_NOTED = 7, 15
-"""Values noted of a round: itself, what the memory holds of it (`_look`), how many are closed with
-it, which of them it is, their clock, when, values noted of passes, bytes written and copied."""
+"""Values noted per round: the round, what the memory holds (`_look`), number of rounds closed
+together, its index among them, their clock, time, noted pass values, bytes written and copied."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
@@ -137,7 +137,7 @@ _ROUNDS = (
     *("state_bytes_copied", "attention_pos_max", "kv_cells_used", "kv_cells_duplicate"),
     *("memory_bytes_held", "n_rs_seq", "recurrent_pos_max"),
 )
-"""Columns of the rows of tables, in the order in which their values are kept here."""
+"""Columns of the tables, in the order in which their values are collected here."""
 _ROUND_VALUES = attrgetter(
     *("number", "seq_id", "pos0", "accept_rule", "n_own", "rollback_depth", "memory_rollback"),
     *("rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after", "n_replays"),
@@ -145,15 +145,15 @@ _ROUND_VALUES = attrgetter(
 )
 Columns = dict[str, Any]
 Progress = tuple[int | None, float, int, tuple[int, int]]
-"""What later rows go on from: last round, time so far, forward passes, state moved."""
+"""State that later rows continue from: last round, elapsed ms, forward passes, bytes moved."""
 
 
 class Recorder:
-    """Writes the rows of one run. `piece` gives the bytes of a token. files: of the model, looked
-    at in rounds that end LOOK_S after the last that did, or later.
+    """Writes the rows of one run. `piece` gives the bytes of a token. files: the model's files,
+    checked for changes at most every LOOK_S.
 
-    Rows may wait until several rounds are written together: after a forward pass, no code and no
-    table is in the processor's caches any more, and the second round takes a third of the time.
+    Rows may be held back and written for several rounds at once: after a forward pass the
+    processor's caches are cold, and the second of two rounds takes a third of the time.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class Recorder:
         self._resumed, self._looked = run_clock(), -math.inf
         self._may_wait = False
         self.go_on((None, 0.0, 0, (0, 0)))
-        # values, row after row: tuples would keep the garbage collector busy
+        # flat values instead of tuples, which would keep the garbage collector busy
         self._noted: list[Any] = []
         self._passes: list[Any] = []
         self._drafts: list[Any] = []
         self.bytes_waiting = 0
-        """Bytes of logits whose rows wait."""
+        """Bytes of logits kept for rows that are held back."""
 
     @property
     def progress(self) -> Progress:
@@ -181,13 +181,13 @@ class Recorder:
         return *self._closed[:2], self._n_ubatches, self._closed[3]
 
     def go_on(self, progress: Progress) -> None:
-        """Go on as if it had written the rows so far."""
+        """Continue as if this recorder had written the rows so far."""
         self._closed, self._n_ubatches = progress, progress[2]
 
     def resume(self, *, may_wait: bool = False) -> None:
-        """The run goes on: time since its last round was a pause and does not count.
+        """Continue after a pause, whose time does not count.
 
-        may_wait: rows from here on wait for the next call, which writes them.
+        may_wait: rows from here on are held back until the next call writes them.
         """
         self._write()
         self._may_wait, self._resumed = may_wait, run_clock()
@@ -201,7 +201,7 @@ class Recorder:
         ms: float,
         pos_gap: int,
     ) -> None:
-        """Record one forward pass of the target: a row of `ubatches`.
+        """Record one forward pass of the target, a row of `ubatches`.
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
@@ -211,8 +211,8 @@ class Recorder:
     def drafts(
         self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
     ) -> None:
-        """Every draft that was asked for, and its memory sequence, the empty ones too. seq_ids: the
-        number of each memory sequence's prompt."""
+        """Record every requested draft, empty ones included. asked: memory sequence and draft.
+        seq_ids: maps memory sequences to seq_ids."""
         for seq, draft in asked:
             self._drafts += (
                 *(round_, seq_ids[seq], draft.drafter, draft.match_pos, draft.n_raw),
@@ -222,12 +222,12 @@ class Recorder:
 
     @property
     def facts(self) -> RunFacts:
-        """The facts of the run in the trace, which may be added to."""
+        """The facts of the run in the trace; they may be added to."""
         return self._writer.facts
 
     def prompt(self, round_: int, seq_id: int, pos0: int, tokens: Sequence[int]) -> None:
-        """Record the tokens of a prompt, or of a part of it that starts at pos0."""
-        self._write()  # in the order of the rounds
+        """Record the tokens of a prompt, or of the part of it that starts at pos0."""
+        self._write()  # keeps the order of rounds
         n = len(tokens)
         self._writer.learn(tokens, self._piece)
         self._writer.extend(
@@ -248,12 +248,12 @@ class Recorder:
         clock: PhaseClock,
         n_rs_seq: int | None = None,
     ) -> None:
-        """Close a round: token, memory and round rows of its sequences, one at least.
+        """Close a round: write token, memory and round rows of its sequences, at least one.
 
-        Without a memory, as of another program, nothing is observed of it but n_rs_seq.
+        memory: None for another engine's run, of which only n_rs_seq is known.
 
-        Each row carries the time spent on its sequence; what was spent on several is divided
-        among them, so that the sum over rows is the time that passed.
+        Each row carries the time spent on its sequence; shared time is divided among the sequences,
+        so that the rows add up to the elapsed time.
         """
         now, moved = run_clock(), (0, 0)
         if self._files and now - self._looked >= LOOK_S:
@@ -267,19 +267,19 @@ class Recorder:
         for i, round_ in enumerate(rounds):
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
-            if memory and memory.was_ahead and self._noted:  # one token more, and nothing else
+            if memory and memory.was_ahead and self._noted:  # grown by one token, else the same
                 pos_max, used, *same, rs_pos, slots = self._noted[1 - _N_NOTED :][:_N_HELD]
                 held = pos_max + 1, used + 1, *same, None if rs_pos is None else rs_pos + 1, slots
             else:
                 held = _look(memory, round_.seq, n_rs_seq)
             noted += round_, *held, len(rounds), i, *closed
-        self._noted += noted  # at once: an interruption may come
+        self._noted += noted  # in one step, because an interrupt may come
         if not self._may_wait:
             self._write()
 
     def close(self) -> None:
-        """Write what waits. The run has ended: whether its model files have changed since the last
-        round is noted, too."""
+        """Write the rows held back at the end of the run, and note whether its model files have
+        changed since the last round."""
         self.resume()
         if self._files:
             self._files.note(self.facts, None, self._closed[0])
@@ -302,7 +302,7 @@ class Recorder:
             resumed, stop, *moved = self._noted[-4:]
             elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3
             closed = rounds[-1].number, elapsed_ms, n_before + stop // len(_PASS), (*moved,)
-        # only now: after an interruption they are still to be worked out
+        # only now, so that an interrupt before this point loses nothing
         self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
         self._closed, self._resumed, self._n_ubatches = closed, resumed, n_before + n_passes
         for table, columns in tables.items():
@@ -312,8 +312,8 @@ class Recorder:
     def _round_columns(
         self, rounds: Sequence[Round], noted: Sequence[Sequence[Any]], facts: Sequence[np.ndarray]
     ) -> dict[str, Columns]:
-        """`tokens`, `memory` and `rounds`. noted: of each round. facts: fields of TargetFacts, of
-        all that was examined."""
+        """Columns of `tokens`, `memory` and `rounds`. noted: values per round. facts: fields of
+        TargetFacts for everything examined."""
         *held, its_slots = noted[:_N_HELD]
         *placed, clocks, ends, stops, written, copied = noted[_N_HELD:]
         tokens, (_, elapsed_ms, first_ubatch, moved) = TokenColumns(facts), self._closed
@@ -329,7 +329,7 @@ class Recorder:
         passes = [*map(str, start.tolist())]
         for row in np.flatnonzero(stop - start != 1).tolist():
             passes[row] = " ".join(map(str, range(start[row], stop[row])))
-        own = held[:2]  # without a memory nothing is known of it
+        own = held[:2]  # nothing is known without a memory
         if own[0][0] is not None:
             now = np.array([written, copied])[:, firsts]
             change = np.diff(now, prepend=np.array(moved)[:, None])[:, of]
@@ -347,7 +347,8 @@ class Recorder:
 
 
 def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[Any, ...]:
-    """What the memory holds of a sequence, the last columns of a round row; its snapshot slots."""
+    """What the memory holds of a sequence (the last columns of a round row), and its snapshot
+    slots."""
     if memory is None:
         return None, None, None, None, n_rs_seq, None, ()
     (used, duplicates, pos_max), recurrent = memory.attention.holding(seq), memory.recurrent
@@ -363,7 +364,7 @@ def _words(numbers: Iterable[int]) -> str:
 
 
 def _sliced(names: Sequence[str], rows: Sequence[Any]) -> Columns:
-    """Columns of rows that come as values, one after the other."""
+    """Columns of rows that are given as one flat list of values."""
     return {name: rows[i :: len(names)] for i, name in enumerate(names)}
 
 

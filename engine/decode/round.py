@@ -1,5 +1,5 @@
-"""The round of one sequence: what was drafted, verified, accepted and undone in it; its phase
-clock, the rows of its tokens, and who looks at it."""
+"""The round of one sequence: its draft, verification, acceptance and rollback, with its phase clock
+and token columns, and the observer interface."""
 
 from __future__ import annotations
 
@@ -29,27 +29,25 @@ from engine.trace.store import TraceStore
 
 @dataclass(slots=True)
 class Round:
-    """One round of one sequence, filled step by step; the recorder writes it to the trace.
+    """One round of one sequence, filled in step by step; the recorder writes it to the trace.
 
-    Fields without a word here are columns of the rounds table (engine.trace.records).
+    Fields that are not described here are columns of the rounds table (engine.trace.records).
 
     Draft: number: of the round; seq: memory sequence; tokens: what the target decodes from pos0
     on, without filler: the newest token and the draft, or a part of a prompt. unverified: drafted
-    tokens after the draft that the target is not shown. tree: what was drafted where that was a
-    tree; once it is verified, draft is the branch that the target chose by, through the nodes of
-    path, and n_rows the tokens of all branches.
-    Verify: logits: float32 [>= len(accepted), n_vocab], row i chooses accepted[i] and judges
-    drafted token i; None if nothing is chosen. record: what is known of these rows
-    (kernels.rows.record), None if the pass had none. of_tokens: the target's rows of the tokens
-    that stay decoded, [len(accepted), n_embd].
-    Judge: accepted: the accepted prefix of the draft and n_own tokens of the target's own, one, or
-    two after a replay that agreed. own_row: row of the logits that the last of them was chosen
-    from, None = the one at its position. rule_p, rule_q: the target's and the drafter's
-    probabilities of each token of `examined` as the rule saw them, NaN or missing where it did not
-    look. allowed: what a grammar allowed, by row of the logits. before: the sampler as it was
-    before it chose, where it may have to choose again. n_emitted: how many of the accepted tokens,
-    from the first, are output; None: all.
-    Undo: n_replays: restores done. restored_bytes: put back from checkpoints.
+    tokens cut off by verify_max. tree: the draft if it was a tree; after verification, draft is the
+    branch that was judged, path its nodes, and n_rows the number of tokens of all branches.
+    Verify: logits: float32 [>= len(accepted), n_vocab]; row i chooses accepted[i] and judges
+    drafted token i; None if nothing is chosen. record: of these rows (kernels.rows.record), None
+    if the pass made none. of_tokens: the target's hidden rows of the tokens that stay in memory,
+    [len(accepted), n_embd].
+    Judge: accepted: the accepted prefix of the draft and n_own tokens of the target: one, or two
+    after a replay that agreed. own_row: logits row that the last token was chosen from, None = the
+    row at its position. rule_p, rule_q: probabilities of each token of `examined` under target and
+    drafter as the rule saw them, NaN or missing where it did not look. allowed: the grammar's
+    mask, by logits row. before: the sampler's state before the round, for a replay. n_emitted: how
+    many of the accepted tokens are output; None = all.
+    Undo: n_replays: number of restores. restored_bytes: restored from checkpoints.
     """
 
     number: int
@@ -93,26 +91,26 @@ class Round:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one token without a draft, so that most of what is recorded is the same in
-        all such rounds."""
+        """Whether it is a single token without a draft, for which most recorded values are
+        constant."""
         if self.draft is not None or self.unverified or self.allowed or self.is_prompt:
             return False
         return len(self.accepted) == len(self.tokens) == self.n_own == 1 and self.n_emitted != 0
 
     @property
     def drafted(self) -> Sequence[int]:
-        """The drafted tokens that are verified."""
+        """Drafted tokens that are verified."""
         return self.draft.tokens if self.draft else ()
 
     @property
     def span(self) -> Span:
-        """Its part of a batch: every token has logits, of a whole prompt the last one."""
+        """Its span in a batch: every token has logits; of a whole prompt only the last one."""
         n = len(self.tokens)
         return Span(self.seq, self.pos0, self.tokens, [n - 1] if self.is_prompt else range(n))
 
     @property
     def decoded(self) -> list[int]:
-        """The tokens from pos0 on that stay decoded."""
+        """Tokens from pos0 on that stay in memory."""
         return list(self.tokens) if self.is_prompt else [self.tokens[0], *self.accepted[:-1]]
 
     @property
@@ -122,22 +120,22 @@ class Round:
 
     @property
     def n_accepted(self) -> int:
-        """Drafted tokens that the target confirmed."""
+        """Drafted tokens that the target accepted."""
         return len(self.accepted) - self.n_own
 
     @property
     def n_kept(self) -> int:
-        """Tokens of a verified batch that stay in memory."""
+        """Tokens of the verify batch that stay in memory."""
         return self.n_accepted + 1
 
     @property
     def emitted(self) -> Sequence[int]:
-        """The accepted tokens that are output."""
+        """Accepted tokens that are output."""
         return self.accepted[: self.n_emitted]
 
     @property
     def own_kinds(self) -> Sequence[str]:
-        """Kinds of the target's own tokens, of engine.trace.records.TOKEN_KINDS."""
+        """Kinds of the target's own tokens, from engine.trace.records.TOKEN_KINDS."""
         if self.draft is None:
             return ["target"] * self.n_own
         first = "bonus" if self.n_accepted >= len(self.drafted) else "replacement"
@@ -145,12 +143,12 @@ class Round:
 
     @property
     def n_judged(self) -> int:
-        """Drafted tokens that were judged: the confirmed ones, and one that was not."""
+        """Drafted tokens that were judged: the accepted ones and the first rejected one."""
         return min(len(self.drafted), self.n_accepted + 1)
 
     @property
     def examined(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Each judged draft token and then each token of the target's own; their logits' rows."""
+        """Judged draft tokens, then the target's own tokens, and the logits row of each."""
         n_all = len(self.accepted)
         if self.draft is None:
             return self.accepted, range(n_all)
@@ -162,9 +160,9 @@ class Round:
 
     @property
     def rows(self) -> torch.Tensor:
-        """Logits [len(accepted), n_vocab] that each accepted token was chosen from."""
+        """Logits [len(accepted), n_vocab] from which the accepted tokens were chosen."""
         n, row = len(self.accepted), self.own_row
-        assert self.logits is not None  # tokens were chosen from them
+        assert self.logits is not None  # set wherever tokens were chosen
         if row is None:
             return self.logits[:n]
         return torch.cat((self.logits[: n - 1], self.logits[row : row + 1]))
@@ -179,19 +177,19 @@ def _no_time() -> array[float]:
 
 @dataclass(slots=True)
 class PhaseClock:
-    """Milliseconds spent per phase of a round, by all sequences together or by single ones."""
+    """Milliseconds per phase of a round, spent on single sequences or on all together."""
 
     _of: dict[int | None, array[float]] = field(default_factory=partial(defaultdict, _no_time))
     _since: float = 0.0
 
     def start(self) -> None:
-        """Begin timing."""
+        """Start timing."""
         self._since = run_clock()
 
     def stop(self, phase: str, seqs: Sequence[int] = ()) -> float:
-        """Book the time since `start` under a phase and begin anew; returns its milliseconds.
+        """Book the time since the last call to a phase and restart; returns that time, ms.
 
-        seqs: memory sequences that it was spent on, an equal part for each entry; none = all.
+        seqs: memory sequences that share it equally; none = all.
         """
         now = run_clock()
         ms, place = (now - self._since) * 1e3, _PLACES[phase]
@@ -201,15 +199,15 @@ class PhaseClock:
         return ms
 
     def move(self, ms: float, source: str, target: str, seqs: Sequence[int]) -> None:
-        """Book time of these sequences to another phase."""
+        """Rebook time of these sequences to another phase."""
         for seq in seqs:
             self._of[seq][_PLACES[source]] -= ms / len(seqs)
             self._of[seq][_PLACES[target]] += ms / len(seqs)
 
 
 def phases_of(clocks: Sequence[PhaseClock], seqs: Sequence[int], n: np.ndarray) -> np.ndarray:
-    """Milliseconds of PHASES, float64 [n_seqs, n_phases]: of each sequence alone, by the clock of
-    its round, plus its part of the time that the n of that round spent together."""
+    """Milliseconds by PHASES, float64 [n_seqs, n_phases]: what its clock booked to each sequence
+    alone, plus its share of the time booked to the n sequences of its round together."""
     nothing, of = _no_time(), [(*clocks, *clocks), (*seqs, *[None] * len(seqs))]
     spent = [clock._of.get(seq, nothing) for clock, seq in zip(*of, strict=True)]
     own, common = np.frombuffer(b"".join(spent)).reshape(2, len(n), -1)
@@ -222,17 +220,18 @@ _OF_DRAFT = {
     "draft_top_p": "top_probs",
     "draft_conf": "sure",
 }
-"""Columns of drafted tokens that are fields of a Draft."""
+"""Columns of drafted tokens and the Draft fields that hold them."""
 _PLAIN = "", None, 0, 0, 1, "target", 1
-"""drafter to verify_width of a plain round's row of `rounds`."""
+"""Values of the columns drafter to verify_width for a plain round."""
 _OF_PLAIN = attrgetter("number", "seq_id", "pos0", "accepted")
 _FACTS = "target_p", "target_rank", "target_entropy", "target_top_id", "target_top_p"
-"""Columns of the fields of TargetFacts."""
+"""Columns filled from TargetFacts."""
 
 
 class TokenColumns(defaultdict[str, list[Any]]):
-    """Columns of `tokens`, round after round; in one that is shorter than others, nothing is
-    observed in the last rows. facts: fields of TargetFacts, of all that the rounds examined."""
+    """Columns of the table `tokens`, built round by round; a column shorter than the others has
+    no observations in the last rows. facts: fields of TargetFacts for everything the rounds
+    examined."""
 
     def __init__(self, facts: Sequence[np.ndarray]) -> None:
         super().__init__(list)
@@ -250,7 +249,7 @@ class TokenColumns(defaultdict[str, list[Any]]):
         return [rows[i :: len(_PLAIN)] for i in range(len(_PLAIN))]
 
     def _add_plain(self, rounds: Sequence[Round]) -> Sequence[Any]:
-        """Add the tokens of plain rounds; their rows, one after the other."""
+        """Add the tokens of plain rounds; returns their rows as one flat list of values."""
         n, first = len(rounds), self._n_examined
         self._n_examined += n
         ps = [round_.rule_p[0] if round_.rule_p else None for round_ in rounds]
@@ -261,8 +260,8 @@ class TokenColumns(defaultdict[str, list[Any]]):
         return _PLAIN * n
 
     def _add_round(self, round_: Round) -> tuple[Any, ...]:
-        """Add the tokens of a round in the order in which they are written: drafted, decoded again
-        and the target's own. Returns drafter to verify_width of its row of `rounds`."""
+        """Add the tokens of a round in the order in which they are written: drafted, replayed, then
+        the target's own. Returns the values drafter to verify_width of its row of `rounds`."""
         draft, emitted, kinds, n_own = round_.draft, round_.emitted, round_.own_kinds, round_.n_own
         n_accepted, n_emitted = len(round_.accepted) - n_own, len(emitted)
         n_kept, n_judged, first = min(n_accepted, n_emitted), 0, 0
@@ -272,8 +271,8 @@ class TokenColumns(defaultdict[str, list[Any]]):
             if n_accepted < n_judged:
                 of_drafted[n_accepted] = "rejected"
                 if n_kept < n_emitted and draft.tokens[n_accepted] == emitted[n_kept]:
-                    # an end token inside the draft counts as the target's own (llama.cpp); and a
-                    # replay may choose what was drafted where the first verification did not
+                    # an end token inside the draft counts as the target's own (llama.cpp), and a
+                    # replay may choose a drafted token that the first verification rejected
                     of_drafted[n_accepted], first = kinds[0], 1
             others = self._examined(round_, 0, range(n_judged))
             if round_.allowed and draft.probs:
@@ -299,8 +298,8 @@ class TokenColumns(defaultdict[str, list[Any]]):
         others = self._examined(round_, n_judged + first, rows)
         self._add_at(round_, n_kept + first, kinds[first:], emitted[n_kept + first :], others)
         self._n_examined += n_judged + n_own
-        # it stops with the last of the target's own tokens or at an end before it, a part of a
-        # prompt that nothing is chosen after with neither
+        # the kind of the last emitted token; an end token inside the draft stops it earlier, and a
+        # part of a prompt chooses nothing
         kind = "end" if n_own else ""
         if n_own and n_emitted > n_accepted:
             kind = kinds[n_emitted - n_accepted - 1]
@@ -310,7 +309,7 @@ class TokenColumns(defaultdict[str, list[Any]]):
         return draft.drafter, draft.n_max, len(draft.tokens), n_accepted, *last
 
     def filled(self) -> dict[str, list[Any] | np.ndarray]:
-        """All columns, equally long."""
+        """All columns, padded to equal length."""
         n = len(self["pos"])
         for column in self.values():
             column += [None] * (n - len(column))
@@ -326,8 +325,8 @@ class TokenColumns(defaultdict[str, list[Any]]):
         tokens: Sequence[int],
         others: Mapping[str, Sequence[Any]],
     ) -> None:
-        """Add tokens at places in turn from the one of the first accepted token on. others: columns
-        as far as there are values."""
+        """Add tokens at consecutive positions; place 0 is that of the first accepted token. others:
+        further columns, which may be shorter."""
         n, pos = len(tokens), round_.pos_next + place
         same = [round_.number] * n, [round_.seq_id] * n
         self._add(*same, range(pos, pos + n), kinds[:n], tokens, others)
@@ -354,7 +353,8 @@ class TokenColumns(defaultdict[str, list[Any]]):
                 column += values
 
     def _examined(self, round_: Round, at: int, rows: range) -> dict[str, Sequence[Any]]:
-        """Columns of examined tokens from number `at` of the round's on, by rows of its logits."""
+        """Columns of examined tokens, starting with number `at` of the round's. rows: of its
+        logits."""
         first, n = self._n_examined + at, len(rows)
         found: dict[str, Sequence[Any]] = {
             "fact": range(first, first + n),
@@ -368,19 +368,19 @@ class TokenColumns(defaultdict[str, list[Any]]):
 
 
 def _of_draft(draft: Draft, first: int = 0) -> dict[str, Sequence[Any]]:
-    """Columns of drafted tokens. first: index of the first one."""
+    """Columns of drafted tokens. first: draft index of the first one."""
     columns = {name: getattr(draft, values) for name, values in _OF_DRAFT.items()}
     return {"draft_index": range(first, first + len(draft.tokens)), **columns}
 
 
 def _forbidden(round_: Round, logits_row: int, ids: Sequence[int]) -> list[int] | None:
-    """1 for each token that the grammar forbids there; None without a grammar."""
+    """1 for each token that the grammar forbids there, 0 for others; None without a grammar."""
     allowed = round_.allowed.get(logits_row)
     return None if allowed is None else [int(not is_allowed(allowed, int(token))) for token in ids]
 
 
 def _with_blank(values: np.ndarray) -> np.ndarray:
-    """Facts as columns have them, with one more in which nothing is observed, the last."""
+    """Facts in the layout of columns, with one blank row appended for tokens that have none."""
     blank = MISSING if values.dtype.kind == "i" else np.nan
     shape = (len(values) + 1, *[N_TOP] * (values.ndim - 1))
     found = np.full(shape, blank, values.dtype)
@@ -389,11 +389,11 @@ def _with_blank(values: np.ndarray) -> np.ndarray:
 
 
 WatchRound = Callable[[Round], None]
-"""Called with each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
+"""A callback for each round that has emitted tokens: round_.emitted, chosen from round_.rows."""
 
 
 class RoundObserver:
-    """Looks at every round of a run, and changes nothing."""
+    """A read-only observer of every round of a run."""
 
     def begin(
         self,
@@ -401,25 +401,25 @@ class RoundObserver:
         memory: HybridMemory,
         end_tokens: Collection[int],
     ) -> None:
-        """The run is about to start. end_tokens: those that end a text."""
+        """Called before the first round. end_tokens: those that end a text."""
 
     def judged(self, sequence: DecodingSequence, round_: Round) -> None:
-        """A sequence has chosen round_.accepted. Except after a prompt, its n_tokens and last are
-        still those from before."""
+        """Called when round_.accepted is set. Except after a prompt, the sequence's n_tokens and
+        last are still those from before the round."""
 
     def closed(
         self, number: int, memory: HybridMemory, running: Sequence[DecodingSequence]
     ) -> None:
-        """The round is over. running: sequences with tokens in memory, those that have just
-        stopped included."""
+        """Called at the end of a round. running: sequences with tokens in memory, including those
+        that have just stopped."""
 
     @property
     def n_unseen(self) -> int:
-        """Of how many rounds from the next one on it does not look at the memory, where no sequence
-        ends."""
+        """Number of rounds from the next one on in which it will not read the memory, provided that
+        no sequence ends."""
         return 0
 
     def steps(self, trace: TraceStore, run_id: int) -> Generator[None]:
-        """A check of the run once it has all its tokens, in small parts. What it found is in the
-        run's facts at its end, also if it is closed before."""
+        """Check the finished run in small steps. The results are in the run's facts at the end, or
+        when the generator is closed early."""
         yield from ()

@@ -1,8 +1,8 @@
-"""The decoding loop: one round for all slots.
+"""The scheduler: the decoding loop, one round for all slots at a time.
 
-draft -> verify side by side (engine.decode.verify_loop) -> a part of the prompts that have newly
-got a slot -> record. With a prompt cache, a prompt goes on from what its slot still holds, and
-leaves context checkpoints.
+draft -> verify together (engine.decode.verify_loop) -> decode a part of newly admitted prompts ->
+record. With a prompt cache, a prompt reuses what its slot still holds and saves context
+checkpoints.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from engine.sampling.grammar import Grammar
 
 
 def drafts_may_stay(device: torch.device) -> bool:
-    """Whether the host is to look at drafts once they are verified: it would wait for them."""
+    """Whether drafts stay on the device until they are verified, so that the host need not wait."""
     return device.type == "cuda"
 
 
 MOST_AHEAD, AHEAD_MS = 32, 10.0
-"""Tokens that are decoded at once, and how long that may take: no one sees them come meanwhile."""
+"""Most tokens decoded at once while no output is shown, and how long that may take, ms."""
 
 
 class Scheduler:
-    """Decodes prompts in slots, the first sequences of the memory; waiting ones take freed slots.
-    The others are for branches of drafts."""
+    """Decodes prompts in slots, which are the first sequences of the memory; waiting prompts take
+    freed slots. The other memory sequences are for branches of tree drafts."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Scheduler:
             observer.begin(self.sequences, memory, self._end_tokens)
         self.may_wait = False
         self.before_round: list[Callable[[int], None]] = []
-        """Called with the number of each round before it, in this order."""
+        """Callbacks before each round, called in order with its number."""
 
     def _use(
         self,
@@ -103,7 +103,7 @@ class Scheduler:
             self._n_slots,
             with_record=with_record,
         )
-        # which tokens a draft has is of no account to how it is verified
+        # verification must not depend on the drafted tokens
         stays = by_record and options.spec.verify_max is None and not options.faults
         stays = stays and drafts_may_stay(self.device)
         chain.stay_on(self.device if stays else None)
@@ -121,11 +121,11 @@ class Scheduler:
         chain: DrafterChain,
         grammar: Grammar | None,
     ) -> None:
-        """Decode the rest with other options, between two rounds.
+        """Switch to other options between two rounds.
 
-        memory: the one in use, or one that takes over what that one holds of every sequence.
-        chain: its drafters have followed the text. A sampler with other options has chosen the
-        same tokens; it goes on with the random numbers of the old one unless the seed is another.
+        memory: the current one, or one that takes over the state of every sequence. chain: its
+        drafters must already hold the text. Samplers are rebuilt and replay the chosen tokens;
+        random numbers continue unless the seed changes.
         """
         before, judge = self._options, self._judge
         if memory is not self._memory:
@@ -143,32 +143,33 @@ class Scheduler:
 
     @property
     def weights(self) -> list[object]:
-        """Models that it decodes and drafts with, which nothing changes."""
+        """Target and draft models in use; they are read-only."""
         of_drafters = [one for drafter in self._chain.every for one in vars(drafter).values()]
         models = [one for one in of_drafters if type(one).__module__.startswith("engine.model.")]
         return [self._model, *models]
 
     @property
     def of_this_run(self) -> list[object]:
-        """What it has of its run alone, and another one would not: what writes and watches."""
+        """Objects that belong to this run alone and are not copied by a fork: recorder and
+        observers."""
         return [self._recorder, self._observer, self._watch, self.before_round]
 
     @property
     def parts(self) -> tuple[RunOptions, HybridMemory, DrafterChain]:
-        """What it decodes with now."""
+        """Options, memory and drafters in use."""
         return self._options, self._memory, self._chain
 
     def restart(self, recorder: Recorder) -> None:
-        """Go on, as a copy, with rows written to another run. `go_on_with` has to follow."""
+        """Continue as a copy that records to another run. Call `go_on_with` next."""
         self._recorder, self.before_round, self.may_wait = recorder, [], False
 
     def force_newest(self, seq_id: int, token: int) -> None:
-        """Let this be the last token that a sequence chooses in the next round."""
+        """Replace the last token that a sequence chooses in the next round."""
         self._judge.forced = {seq_id: token}
 
     @inference_mode
     def step(self) -> bool:
-        """Do one round. False when every sequence has stopped."""
+        """Do one round. Returns False when every sequence has stopped."""
         if not self.may_wait:
             self._recorder.resume()
         for call in [*self.before_round]:
@@ -193,19 +194,19 @@ class Scheduler:
 
     @inference_mode
     def settle(self, *, may_wait: bool = False) -> None:
-        """Write the rows that were held back; later rows are written at once, or at the next call
-        if they may_wait."""
+        """Write the rows that were held back. may_wait: later rows are held back until the next
+        call; otherwise they are written at once."""
         self.may_wait = may_wait
         self._recorder.resume(may_wait=may_wait)
 
     @inference_mode
     def close(self) -> None:
-        """The run has ended: write the rows that were held back."""
+        """Write the rows that were held back, at the end of the run."""
         self._recorder.close()
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes of logits whose rows are held back."""
+        """Bytes of logits kept for rows that are held back."""
         return self._recorder.bytes_waiting
 
     def cancel(self, seq_id: int) -> None:
@@ -214,7 +215,7 @@ class Scheduler:
         self._release()
 
     def stop(self) -> None:
-        """End what is running and drop what is waiting."""
+        """End running sequences and drop waiting ones."""
         self._slots.stop()
         self._release()
 
@@ -223,7 +224,7 @@ class Scheduler:
         return self._memory.attention.device
 
     def note_failure(self, error: BaseException) -> None:
-        """Note what memory and drafters hold, where an error ends the run."""
+        """Note what memory and drafters hold when an error ends the run."""
         held = [
             (one.seq_id, one.index, one.n_tokens, self._chain.held(one.index))
             for one in self._slots.running
@@ -239,7 +240,7 @@ class Scheduler:
     def _prompt_round(
         self, sequences: list[DecodingSequence], n_left: int, clock: PhaseClock
     ) -> list[Round]:
-        """Decode n_left more prompt tokens, the first come first."""
+        """Decode up to n_left prompt tokens, first come first served."""
         rounds: list[Round] = []
         spans = []
         for sequence in sequences:
@@ -297,8 +298,8 @@ class Scheduler:
         return rounds
 
     def _resume(self, sequence: DecodingSequence, clock: PhaseClock) -> tuple[int, int]:
-        """Before a part of a prompt: use what the slot holds, or save what it is to hold. Bytes
-        restored and saved."""
+        """Before a part of a prompt: restore what the slot holds, or save a checkpoint. Returns the
+        bytes restored and saved."""
         if not self._held:
             return 0, 0
         seq, n_restored = sequence.index, 0
@@ -316,7 +317,7 @@ class Scheduler:
         return n_restored, n_saved
 
     def _emit(self, sequence: DecodingSequence, round_: Round) -> int:
-        """Put accepted tokens out, how many; raises NonFiniteError before."""
+        """Emit accepted tokens and return how many. Raises NonFiniteError before emitting any."""
         here = self._recorder.facts, self._options, self._round, sequence
         note_non_finite(*here, round_.pos_next, "", sequence.sampler.non_finite)
         return sequence.emit(
@@ -329,7 +330,7 @@ class Scheduler:
         self._chain.observe(round_.seq, round_.pos0, tokens, rows)
 
     def _decode_round(self, sequences: list[DecodingSequence], clock: PhaseClock) -> list[Round]:
-        """Draft for all of the sequences, verify, and keep the drafters in step."""
+        """Draft for all sequences, verify, and update the drafters."""
         if not sequences:
             return []
         drafts = self._draft(sequences)
@@ -361,11 +362,12 @@ class Scheduler:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the model has decoded more tokens than there are rounds of."""
+        """Whether the model has decoded more tokens than rounds were made from."""
         return self._memory.is_ahead
 
     def _ahead(self, sequences: list[DecodingSequence]) -> GreedyTokens | None:
-        """What may be decoded at once, as nothing and no one looks at it in between."""
+        """How many tokens may be decoded at once and which tokens end a text; None if something
+        reads the state in between."""
         looks = bool(self._watch or self._held or self.before_round or self._judge.forced)
         if not (self._is_plain and self.may_wait) or looks or self.is_ahead:
             return None
@@ -381,7 +383,7 @@ class Scheduler:
         return (n, self._all_end_tokens) if n > 1 else None
 
     def _cut(self, drafts: dict[int, Draft]) -> dict[int, Draft]:
-        """Keep of each draft what is to be verified, and no empty ones; what was cut off."""
+        """Cut drafts to verify_max tokens and drop empty ones; returns the cut-off parts."""
         most = self._options.spec.verify_max
         rest: dict[int, Draft] = {}
         if most is None:
@@ -406,7 +408,7 @@ class Scheduler:
         return drafts
 
     def _note_drafts(self) -> None:
-        """Record what the drafters answered."""
+        """Record the drafters' answers."""
         self._recorder.drafts(self._round, self._chain.asked, self._slots.holders)
         here = self._recorder.facts, self._options, self._round
         for seq, draft in self._chain.asked:
@@ -414,7 +416,7 @@ class Scheduler:
             note_non_finite(*here, one, one.n_tokens + 1, draft.drafter, draft.non_finite)
 
     def _follow(self, sequence: DecodingSequence, round_: Round, clock: PhaseClock) -> None:
-        """Put out what a verified sequence has accepted, and let all that follow its text know."""
+        """Emit what a verified sequence accepted, and update everything that follows its text."""
         round_.n_emitted = self._emit(sequence, round_)
         note_grammar_error(self._recorder.facts, self._round, sequence)
         if not sequence.stop:
@@ -432,7 +434,7 @@ class Scheduler:
         sequence.last = round_.accepted[-1]
         if round_.draft is not None:
             self._chain.accept(round_.seq, round_.n_accepted)
-        assert round_.of_tokens is not None  # it is verified
+        assert round_.of_tokens is not None  # it has been verified
         self._observe(round_, round_.decoded, round_.of_tokens)
-        round_.of_tokens = None  # the round may wait for its rows to be written
+        round_.of_tokens = None  # the round may be kept until its rows are written
         clock.stop("draft", [round_.seq])

@@ -1,4 +1,4 @@
-"""One sequence being decoded, and which sequences hold a memory slot or wait for one."""
+"""Sequences being decoded, and the assignment of memory slots to them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from engine.sampling.sampler import Sampler
 
 @dataclass(slots=True)
 class DecodingSequence:
-    """A prompt that is decoded: in a memory slot, waiting for one, or ended.
+    """A prompt that is decoding, waiting for a slot, or finished.
 
-    seq_id: number of the prompt, as the trace shows it. index: sequence in memory.
-    n_tokens: tokens in memory. last: the newest token, chosen but not decoded. stop: why the
-    sequence ended ("" while it goes on; end, limit, context, grammar, stopped or error).
+    seq_id: number of the prompt in the trace. index: sequence in memory. n_tokens: tokens in
+    memory. last: newest token, chosen but not decoded. stop: why the sequence ended: "" while it
+    runs, end, limit, context, grammar, stopped or error.
     """
 
     seq_id: int
@@ -32,12 +32,12 @@ class DecodingSequence:
 
     @property
     def in_prompt(self) -> bool:
-        """Whether tokens of the prompt are still to be decoded."""
+        """Whether prompt tokens are still to be decoded."""
         return self.n_tokens < len(self.prompt.tokens)
 
     def draft_request(self, longest: int, options: RunOptions, n_ctx: int) -> DraftRequest | None:
-        """What is asked of drafters: what context and token limit leave of a draft of `longest`
-        tokens, None = nothing."""
+        """The request to the drafters: up to `longest` tokens within context and token limit, or
+        None if nothing is left."""
         limit = min(longest, n_ctx - self.n_tokens - 2)
         if options.n_predict >= 0:
             limit = min(limit, options.n_predict - len(self.emitted) - 1)
@@ -53,8 +53,8 @@ class DecodingSequence:
     ) -> int:
         """Append tokens until a stop condition holds; returns how many were emitted.
 
-        n_decoded: tokens that the target had decoded when it chose the first of them. What was
-        chosen after an error of the grammar is not emitted.
+        n_decoded: tokens that the target had decoded when it chose the first of them. Tokens chosen
+        after a grammar error are not emitted.
         """
         grammar = self.sampler.grammar
         if grammar and grammar.error:
@@ -77,20 +77,20 @@ class DecodingSequence:
 def sampler_for(
     prompt: Prompt, options: RunOptions, end_tokens: Collection[int], grammar: Grammar | None
 ) -> Sampler:
-    """The sampler of a prompt's text as it is before the first token."""
+    """The sampler of a prompt in its state before the first token."""
     banned, start = end_tokens if options.ignore_eos else (), grammar.start() if grammar else None
     return Sampler(options.sampler, banned, prompt.tokens, start)
 
 
 ChooseSlot = Callable[[Sequence[int], Sequence[int]], int]
-"""Which of the free slots to give to a prompt of these tokens."""
+"""Chooses one of the free slots for a prompt with these tokens."""
 
 
 class SlotAssignment:
-    """Sequences in the order they are admitted in; each takes the slot that is free longest,
-    unless `choose` finds a better one.
+    """Slot assignment in order of arrival; a sequence gets the slot that has been free longest,
+    unless `choose` picks another.
 
-    holders: memory slot -> seq_id of the sequence that holds it, or held it last.
+    holders: memory slot -> seq_id of its current or last sequence.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class SlotAssignment:
         return bool(self._waiting or self.running)
 
     def admit(self) -> list[DecodingSequence]:
-        """Give free slots to the sequences that have waited longest; returns these sequences."""
+        """Give free slots to the sequences that have waited longest, and return those."""
         admitted = []
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
@@ -124,7 +124,7 @@ class SlotAssignment:
         return admitted
 
     def release(self) -> list[int]:
-        """Take the slots of sequences that have stopped; returns their indices."""
+        """Free the slots of stopped sequences; returns their indices."""
         released = [s for s in self.sequences if s.stop and s.index >= 0]
         indices = [sequence.index for sequence in released]
         self._free.extend(indices)
@@ -139,6 +139,6 @@ class SlotAssignment:
         self._waiting = deque(s for s in self._waiting if s is not sequence)
 
     def stop(self) -> None:
-        """End what runs and drop what waits."""
+        """End running sequences and drop waiting ones."""
         for sequence in self.sequences:
             self.cancel(sequence.seq_id)

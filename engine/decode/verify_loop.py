@@ -1,15 +1,15 @@
-"""Verification of some sequences and rollback of what was rejected, for decoding and comparing.
+"""Verification of drafts and rollback of rejected tokens, for decoding and comparing.
 
 split into batches -> checkpoint where snapshots do not reach -> decode -> judge -> roll back, or
-restore and replay; batch by batch, because a pass without a sequence may move its state, which
-then loses its snapshots. Who judges, and what becomes of the tokens, is up to the caller.
+restore and replay. Batches go one after the other, because a pass without a sequence may move its
+state and lose its snapshots. The caller supplies the judge and handles the accepted tokens.
 
-First choice of a rollback is partial removal: the snapshot policy moves an index or a cursor. Where
-it cannot reach, a checkpoint taken before the batch is restored and the accepted tokens are decoded
-again (llama.cpp #19493). Two ways of replaying exist. `trust` decodes them as a shorter batch
-without sampling. `verify` is upstream's: they are verified like a draft, with the sampler restored,
-which normally reproduces them and yields one token more; where logits depend on the width of the
-batch it can disagree with itself for ever (#28061), so the number of attempts is bounded.
+Rollback first tries a partial `seq_rm`: the snapshot policy moves an index or a cursor. If that
+cannot reach, a checkpoint taken before the batch is restored and the accepted tokens are decoded
+again (llama.cpp #19493), in one of two ways. `trust` decodes them as a shorter batch without
+sampling. `verify`, as upstream does, verifies them like a draft with the sampler restored, which
+normally reproduces them and yields one more token; where logits depend on the batch width it can
+disagree with itself for ever (#28061), so attempts are limited.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from engine.options import MAX_REPLAYS, RunOptions
 class VerifyLoop:
     """Verifies the drafts of rounds, with one model and one memory.
 
-    judge: fills the accepted tokens of a round in by its logits; again: does so once more, by those
-    of their replay, None = replays are trusted. branch: chooses the branch of a tree that is then
-    judged, by the logits of each, None = there are no trees.
+    judge: fills in a round's accepted tokens from its logits. again: does so from the logits of a
+    replay; None = replays are trusted. branch: chooses which branch of a tree is judged, by the
+    logits of each; None = no trees.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class VerifyLoop:
         self._rollback = Rollback(forward, options, again)
 
     def run(self, rounds: Sequence[Round], clock: PhaseClock) -> Iterator[Round]:
-        """Each round of sequences that are verified together, filled in but for what is emitted,
-        in the order of its batches; each one is undone before the next.
+        """Yields each round, filled in except for what is emitted, in the order of the batches;
+        each is rolled back before the next.
 
-        Raises ContextFullError, and RollbackRefusedError where a tail cannot be undone.
+        Raises ContextFullError, and RollbackRefusedError where a tail cannot be removed.
         """
         trees = [round_ for round_ in rounds if round_.draft and round_.draft.parents]
         by_seq = {round_.seq: round_ for round_ in rounds if round_ not in trees}
@@ -83,7 +83,7 @@ class VerifyLoop:
                 self._note_tokens(rounds)
             for span in spans:
                 round_, rows = by_seq[span.seq], of_tokens[span.seq]
-                if pending:  # a draft that came may be shorter
+                if pending:  # a draft that was pending may turn out shorter
                     span = replace(span, n_padding=len(span.tokens) - len(round_.tokens))
                 round_.logits = logits[span.seq]
                 round_.record = self._forward.records.get(span.seq)
@@ -96,13 +96,13 @@ class VerifyLoop:
         return verify_batches(self._forward, spans, self._options.split) if spans else []
 
     def _note_tokens(self, rounds: Sequence[Round]) -> None:
-        """Take the tokens of drafts that were pending."""
+        """Fill in the tokens of drafts that were pending."""
         for round_ in rounds:
             drafted = round_.drafted
             if UNKNOWN in round_.tokens:
                 round_.tokens = [round_.tokens[0], *drafted]
                 self._forward.memory.attention.learn(round_.seq, round_.pos0, round_.tokens)
-            if not drafted:  # its drafter's logits were not finite
+            if not drafted:  # the drafter's logits were not finite
                 round_.draft = None
 
     def _judged(
@@ -113,23 +113,23 @@ class VerifyLoop:
         save: SequenceCheckpoint | None,
         clock: PhaseClock,
     ) -> Round:
-        """Judge a round by its logits and undo what is rejected. span, rows: as decoded."""
+        """Judge a round by its logits and roll back rejected tokens. span, rows: as decoded."""
         memory = self._forward.memory
         self._judge(round_)
         round_.of_tokens = rows.first(len(round_.accepted))
         round_.valid_depth = valid_depth(memory, span.seq)
         clock.stop("sample", [round_.seq])
         self._rollback.undo(round_, span, save, clock)
-        # the text that follows a branch is a copy of it, made by the branch's own index
+        # a chosen branch is copied to the text's sequence through the branch's own index
         round_.rs_idx_after = pending_of(memory, round_.seq if round_.n_replays else span.seq)
         round_.accept_rule = self._options.spec.accept if round_.draft else ""
         return round_
 
     def _tree(self, round_: Round, clock: PhaseClock) -> Round:
-        """Verify the branches of a tree in one batch (engine.draft.drafter).
+        """Verify the branches of a tree in one batch (see engine.draft.drafter).
 
-        Shorter ones are filled up, as recurrent layers decode rectangles. Where the batch does not
-        fit into one ubatch, later ones may move states of the earlier, so there is a checkpoint.
+        Shorter branches are padded, because recurrent layers decode rectangles. If the batch needs
+        several ubatches, later ones may move states of earlier ones, so a checkpoint is taken.
         """
         forward, memory, tree = self._forward, self._forward.memory, round_.draft
         assert tree is not None
@@ -165,19 +165,19 @@ class VerifyLoop:
 
 
 def valid_depth(memory: HybridMemory, seq: int) -> int | None:
-    """Deepest rollback that would be accepted now, None if there are no recurrent layers."""
+    """Deepest rollback that would be accepted now, None without recurrent layers."""
     return memory.recurrent.valid_depth(seq) if memory.recurrent else None
 
 
 def pending_of(memory: HybridMemory, seq: int) -> int | None:
-    """Tokens that the next pass will find rolled back, None if there are no recurrent layers."""
+    """Rolled-back tokens pending until the next pass (`rs_idx`), None without recurrent layers."""
     return memory.recurrent.pending(seq) if memory.recurrent else None
 
 
 class Rollback:
-    """Undoes rejected tokens for one run: by partial removal, else from a checkpoint.
+    """Rolls back rejected tokens of a run: by partial removal, else from a checkpoint.
 
-    again: judges the replay of a round's accepted tokens by its logits, None = it is trusted.
+    again: judges the replay of a round's accepted tokens by its logits; None = it is trusted.
     """
 
     def __init__(
@@ -192,10 +192,10 @@ class Rollback:
     def checkpoints(
         self, spans: Sequence[Span], ubatches: Sequence[UBatch], *, surely: bool = False
     ) -> dict[int, SequenceCheckpoint]:
-        """Copies for the sequences whose rollback may go deeper than their snapshots will reach.
+        """Checkpoints of the sequences whose rollback may go deeper than their snapshots reach.
 
-        Several spans must share one ubatch: a pass that leaves a sequence out may move its state,
-        which loses the snapshots of an earlier pass. surely: because they do not.
+        Several spans must share one ubatch: a pass that leaves a sequence out may move its state
+        and lose the snapshots of an earlier pass. surely: save all, because they do not share one.
         """
         recurrent = self._memory.recurrent
         if recurrent is None:
@@ -212,8 +212,8 @@ class Rollback:
     def undo(
         self, round_: Round, span: Span, save: SequenceCheckpoint | None, clock: PhaseClock
     ) -> None:
-        """Leave the memory at the end of the accepted tokens. span: as it was decoded, filler
-        included; if in another sequence, as a branch, the text's becomes a copy of it.
+        """Roll the memory back to the end of the accepted tokens. span: as decoded, filler
+        included; if it is a branch in another sequence, the text's sequence becomes a copy of it.
 
         Raises RollbackRefusedError if the tail can neither be removed nor restored.
         """
@@ -247,7 +247,8 @@ class Rollback:
             self._replay(round_, Span(round_.seq, round_.pos0, round_.decoded, []), clock)
 
     def _replay_verified(self, round_: Round, save: SequenceCheckpoint, clock: PhaseClock) -> bool:
-        """Whether the memory is at the end of the accepted tokens; else they are to be trusted."""
+        """Restore and verify the accepted tokens again, at most MAX_REPLAYS times. Whether the
+        memory is now at their end; if not, they must be trusted."""
         while self._again and round_.n_replays < MAX_REPLAYS:
             self._restore(round_, save, clock)
             tokens = [round_.tokens[0], *round_.accepted]
@@ -257,7 +258,7 @@ class Rollback:
             self._again(round_)
             clock.stop("sample", [round_.seq])
             n = len(round_.accepted)
-            assert round_.of_tokens is not None  # of the replay
+            assert round_.of_tokens is not None  # set by the replay
             round_.of_tokens = round_.of_tokens.first(n)
             if n == len(tokens):
                 return True
@@ -273,7 +274,8 @@ class Rollback:
         clock.stop("restore", [round_.seq])
 
     def _replay(self, round_: Round, span: Span, clock: PhaseClock) -> torch.Tensor | None:
-        """Decode accepted tokens again: their rows, and the logits that the span asks for."""
+        """Decode accepted tokens again; sets their rows and returns the logits that the span
+        requests."""
         ubatches = self._forward.split([span])
         logits, of_tokens = self._forward.run(ubatches, round_.number, "replay", clock)
         round_.of_tokens = of_tokens[span.seq]

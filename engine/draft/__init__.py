@@ -1,1 +1,1 @@
-"""Drafters: one module each, with one small interface."""
+"""Drafters, one module each, with one small interface."""

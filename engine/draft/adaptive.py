@@ -1,7 +1,7 @@
-"""Adaptive depth: rules that choose n_max of each draft by what was accepted before.
+"""Adaptive depth: rules that choose n_max of each draft from past acceptance.
 
-A rule works on many walkers at once, each with a state of its own: sequences of a run, or settings
-and texts of a simulation. Rounds without a draft teach nothing.
+A rule runs many walkers at once, each with its own state: the sequences of a run, or the settings
+and texts of a simulation. Rounds without a draft do not change the state.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Setting = Mapping[str, float]
 
 
 class AdaptiveDepth:
-    """Chooses for walkers, int64 [n] indices."""
+    """Adaptive depth for walkers, given as int64 [n] indices."""
 
     def n_max(self, walkers: np.ndarray) -> np.ndarray:
         """Longest next draft of each, int64 [n]."""
         raise NotImplementedError
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """A round of each is over: tokens verified and accepted, int64 [n]."""
+        """Update walkers after a round: tokens verified and accepted, int64 [n]."""
         has = drafted > 0
         self._learn(walkers[has], drafted[has], accepted[has])
 
     def _learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """Those whose round had a draft."""
+        """Update the walkers whose round had a draft."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptRule:
-    """A rule. about: what it does. source: whose it is, and where it is described. settings: those
-    to try for a longest draft, the first one by default. make: an AdaptiveDepth, from settings and
-    the setting of each walker, int64 [walkers]; in engine.analysis.what_if.rules a Chooser.
-    runs_here: whether this engine can run it."""
+    """A rule. about: what it does. source: its author and where it is described. settings: those to
+    try for a given longest draft; the first is the default. make: makes an AdaptiveDepth from
+    settings and the setting of each walker, int64 [walkers]; in engine.analysis.what_if.rules a
+    Chooser. runs_here: whether this engine can run it."""
 
     name: str
     about: str
@@ -54,7 +54,7 @@ def column(settings: Sequence[Setting], name: str, default: float) -> np.ndarray
 
 
 class _Stepped(AdaptiveDepth):
-    """One more or one less at a time, between 1 and n_max."""
+    """Changes by one at a time, between 1 and n_max."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
         self._most = column(settings, "n_max", 8).astype(np.int64)[of]
@@ -72,8 +72,8 @@ class _Stepped(AdaptiveDepth):
 
 
 class _InARow(_Stepped):
-    """One more after `threshold` drafts in a row that were accepted but for `bias` tokens, one less
-    after as many that were not."""
+    """One more after `threshold` drafts in a row with at most `bias` rejected tokens, one less
+    after as many with more."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
         super().__init__(settings, of)
@@ -92,8 +92,8 @@ class _InARow(_Stepped):
 
 
 class _ProbedMean(AdaptiveDepth):
-    """The rounded mean of accepted tokens. A draft that is accepted whole proves a lower bound
-    alone, so it adds a probe; others enter an exponential mean."""
+    """The rounded mean of accepted tokens. A fully accepted draft only proves a lower bound, so it
+    adds a probe; others enter an exponential mean."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
         self._most = column(settings, "n_max", 8)[of]
@@ -149,9 +149,9 @@ class _TieredMean(AdaptiveDepth):
 
 
 class _Goodput(AdaptiveDepth):
-    """The length with the most expected tokens for its cost, by means of acceptance at each index
-    of those that came so far. draft_cost, overhead: of a drafted token and of a round, in passes of
-    the target. Every tenth draft is as long as allowed, so that later indices are seen at all."""
+    """The length with the most expected tokens per cost, from the mean acceptance at each index of
+    the tokens that reached it. draft_cost, overhead: of a drafted token and of a round, in target
+    passes. Every tenth draft has full length, so that later indices are sampled too."""
 
     def __init__(self, settings: Sequence[Setting], of: np.ndarray) -> None:
         self._most = column(settings, "n_max", 8).astype(np.int64)[of]
@@ -180,7 +180,7 @@ class _Goodput(AdaptiveDepth):
         gain = expected / cost
         gain[k > self._most[walkers][:, None]] = 0.0
         best = 1 + gain.argmax(1)
-        held = np.abs(best - self._n[walkers]) <= 1  # one step is noise
+        held = np.abs(best - self._n[walkers]) <= 1  # a difference of one step is noise
         self._n[walkers] = np.where(held, self._n[walkers], best)
 
 
@@ -236,7 +236,7 @@ ADAPT_RULES: dict[str, AdaptRule] = {rule.name: rule for rule in _RULES}
 
 
 class AdaptedSequences:
-    """A rule in a run: a walker for each slot, from its start for each sequence."""
+    """A rule in a run: one walker per slot, reset for each sequence."""
 
     def __init__(self, rule: AdaptRule, n_max: int) -> None:
         self._rule, self._setting = rule, {**rule.settings(n_max)[0], "n_max": n_max}
@@ -256,7 +256,7 @@ class AdaptedSequences:
         self._of.pop(seq, None)
 
     def carry_on(self, other: AdaptedSequences) -> None:
-        """Go on from what another has learnt, if it follows the same rule up to the same length."""
+        """Continue from another instance's state if rule and longest draft are the same."""
         if (self._rule, self._setting) == (other._rule, other._setting):
             self._of = other._of
 
@@ -267,6 +267,7 @@ class AdaptedSequences:
 
 
 def adapted(rule: str, n_max: int) -> AdaptedSequences | None:
-    """What chooses the lengths of a run's drafts; rule: its name, "" for a fixed length."""
+    """The rule that chooses the draft lengths of a run. rule: its name, "" for a fixed length
+    (None)."""
     found = ADAPT_RULES.get(rule)
     return AdaptedSequences(found, n_max) if found else None

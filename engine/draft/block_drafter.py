@@ -1,7 +1,7 @@
-"""What drafters of blocks have in common: the context in their memory, and a block in one pass.
+"""Block drafters: the shared base, which keeps target rows in memory and drafts a block per pass.
 
-The rows of what the target has decoded for good are put into memory; the rows of a block are there
-only while it is drafted. So a rollback of the target costs nothing here.
+Rows of accepted tokens are stored in memory; the rows of a block are in it only while it is
+drafted. So a rollback of the target costs nothing here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from engine.model.layers import TargetRows
 from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10
-"""Over this many logits a confidence is a softmax, as p_min of draft-dflash is measured."""
+"""A confidence is a softmax over this many logits, as p_min of draft-dflash is defined."""
 
 
 @dataclass(slots=True)
 class _TargetContext:
     """What the target has decoded. n_injected: positions in memory. tokens, rows: the later ones,
-    float32 [n, n_taps * n_embd] a part."""
+    each part float32 [n, n_taps * n_embd]."""
 
     n_injected: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -48,14 +48,15 @@ class _TargetContext:
 
 
 class BlockDrafter(MemoryDrafter, ABC):
-    """One pass drafts a block for every sequence; which tokens of it, each kind says.
+    """Drafts a block for every sequence in one pass; subclasses choose its tokens.
 
-    A block has as many rows as n_max asks for, whatever limit a request has: drafts depend on the
-    length of their block. No draft where a whole block no longer fits into the context.
+    A block always has the number of rows that n_max implies, whatever the limit of a request,
+    because drafts depend on the block length. No draft where a whole block no longer fits into the
+    context.
     """
 
     def __init__(self, inputs: DrafterInputs) -> None:
-        """Raises OptionError without the file of a drafter."""
+        """Raises OptionError without a drafter file."""
         if inputs.draft is None:
             raise OptionError(
                 f"{self.name} needs the file of a drafter.", "Give it with -md or open it."
@@ -77,7 +78,7 @@ class BlockDrafter(MemoryDrafter, ABC):
         return self._model.config.taps
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Keep the rows; they go into memory with the next draft, many at once before."""
+        """Keep the rows; they are stored with the next draft, or once there are n_ubatch."""
         context = self._contexts.setdefault(seq, _TargetContext())
         context.tokens.extend(tokens)
         context.rows.append(rows.side_by_side(self.taps))
@@ -138,8 +139,8 @@ class BlockDrafter(MemoryDrafter, ABC):
         """Drafts from a pass over blocks, one per request; n_max tokens, or less by p_min."""
 
     def _best(self, logits: Tensor) -> tuple[list[Any], list[Any], list[Any]]:
-        """The best candidates of rows f32 [B, n, n_drafted], best first, on the host: the target's
-        ids, logits and softmax over these, [B][n][k]."""
+        """The best candidates of rows f32 [B, n, n_drafted] in descending order, on the host:
+        target ids, logits and their softmax, [B][n][k]."""
         values, ids = top_k(logits, min(N_CANDIDATES, logits.shape[-1]))
         if self._model.ids is not None:
             ids = self._model.ids[ids]
@@ -147,7 +148,8 @@ class BlockDrafter(MemoryDrafter, ABC):
         return found[0].tolist(), found[1].tolist(), found[2].tolist()
 
     def _marks(self, rows: Tensor) -> Tensor:
-        """Marks [..., N_MARKS] of rows [..., n_taps * n_embd], whatever the order of the taps."""
+        """Marks [..., N_MARKS] of rows [..., n_taps * n_embd], independent of the order of the
+        taps."""
         return rows.unflatten(-1, (len(self.taps), -1))[..., :N_MARKS].amax(-2)
 
     def _inject(self, seqs: Sequence[int]) -> None:

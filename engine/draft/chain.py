@@ -1,4 +1,4 @@
-"""Drafters in use, asked in a fixed priority; the first non-empty draft of a sequence wins."""
+"""The drafter chain: drafters in a fixed priority; the first non-empty draft of a sequence wins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from engine.machine.device import Mark, mark, ms_between
 from engine.model.layers import TargetRows
 
 TrimDraft = Callable[[int, Draft], None]
-"""Shortens the draft of a sequence to what the sequence may say."""
+"""Shortens a sequence's draft to what its grammar allows."""
 
 Statistics = dict[str, float]
-"""What one drafter did, llama.cpp's counters: see DrafterChain.statistics."""
+"""Statistics of one drafter, llama.cpp's counters: see DrafterChain.statistics."""
 
 _COUNTERS = (
     "n_call_begin",
@@ -35,14 +35,13 @@ _TIMES = ("begin_ms", "draft_ms", "accept_ms")
 
 
 class DrafterChain:
-    """Drafters in priority order. All of them observe what the target decoded.
+    """Drafters in priority order. All of them observe what the target decodes.
 
-    statistics: per drafter calls, n_gen_* drafts that were not empty and their tokens after
-    trimming, n_acc_* drafts with at least one accepted token and these tokens, milliseconds per
-    phase. followers: are not asked, and know the text all the same. asked: what each drafter
-    answered to the latest `draft`, by sequence. trim: a draft that it leaves nothing of counts as
-    none, and the next drafter is asked. adapt: chooses how long drafts may be, None: as long as
-    their drafters make them.
+    statistics: per drafter calls, n_gen_* non-empty drafts and their tokens after trimming, n_acc_*
+    drafts with at least one accepted token and those tokens, milliseconds per phase. followers:
+    drafters that observe the text but do not draft. asked: each drafter's answers to the latest
+    `draft`, by sequence. trim: a draft that it empties counts as none, and the next drafter is
+    asked. adapt: chooses the longest draft, None: the drafters' own limits.
     """
 
     def __init__(
@@ -68,14 +67,14 @@ class DrafterChain:
         return bool(self._drafters)
 
     def stay_on(self, device: torch.device | None) -> None:
-        """Let drafters hand over what is pending on this device; None: nothing."""
+        """Let drafters return drafts pending on this device; None: never."""
         self._device = device
         for drafter in self._drafters:
             drafter.stays_on_device = device is not None
 
     def carry_on(self, other: DrafterChain) -> None:
-        """Take the place of another chain between two rounds: what it counted of drafters that are
-        in both goes on."""
+        """Replace another chain between two rounds, continuing the statistics of common
+        drafters."""
         for name, counted in other.statistics.items():
             if name in self.statistics:
                 self.statistics[name] = counted
@@ -86,12 +85,12 @@ class DrafterChain:
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
-        """Those that are asked."""
+        """Drafters that draft."""
         return tuple(self._drafters)
 
     @property
     def every(self) -> tuple[Drafter, ...]:
-        """Those, and all that only follow."""
+        """All drafters, including those that only follow."""
         return (*self._drafters, *self._followers)
 
     @property
@@ -114,7 +113,7 @@ class DrafterChain:
             follower.begin(seq, prompt)
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Pass on what the target decoded for good. No memory may hold more of the text then."""
+        """Pass on accepted tokens. Afterwards no drafter's memory may hold more of the text."""
         for drafter in self.every:
             drafter.observe(seq, pos0, tokens, rows)
         for name, drafter in self._holding.items():
@@ -122,12 +121,12 @@ class DrafterChain:
                 self._n_beyond[name, seq] = n
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """Show a pass of the target."""
+        """Pass on a forward pass of the target."""
         for drafter in (*self._drafters, *self._followers):
             drafter.decoded(ubatch, rows)
 
     def draft(self, requests: Sequence[DraftRequest]) -> dict[int, Draft]:
-        """Drafts by sequence, cut to the limit of the request; one without a draft is absent."""
+        """Drafts by sequence, cut to the request's limit; sequences without a draft are absent."""
         drafts: dict[int, Draft] = {}
         self.asked = []
         whole = {request.seq: request.n_max for request in requests}
@@ -150,8 +149,8 @@ class DrafterChain:
                 if draft.reason == "limit" and draft.length < whole[request.seq]:
                     draft.reason = ADAPT if request.n_max < whole[request.seq] else "limit"
                 if draft.parents == [*range(-1, len(draft.tokens) - 1)]:
-                    draft.parents = []  # one branch is a chain
-                # of a tree, what the grammar forbids is not chosen
+                    draft.parents = []  # a tree with one branch is a chain
+                # forbidden tokens of a tree are not chosen anyway
                 if self.trim and draft.tokens and not draft.parents:
                     self.trim(request.seq, draft)
                 draft.ms, draft.n_max = ms, longest.get(request.seq)
@@ -166,7 +165,7 @@ class DrafterChain:
     def _late(
         self, drafter: Drafter, drafts: Sequence[Draft], on_host: float, before: Mark, after: Mark
     ) -> float:
-        """See PendingDrafts; it counts as time of the drafter and its drafts."""
+        """See PendingDrafts; the time is added to the drafter and its drafts."""
         ms = max(0.0, ms_between(before, after) - on_host)
         for draft in drafts:
             draft.ms += ms / len(drafts)
@@ -174,8 +173,8 @@ class DrafterChain:
         return ms
 
     def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts of one drafter; none where its state is not that of the text, which would end in
-        reads of what is not there."""
+        """Drafts of one drafter; none where its state does not match the text, because it would
+        read cells that do not exist."""
         holding, off = self._holding.get(drafter.name), dict[int, int]()
         if holding:
             off = {each.seq: holding.next_position(each.seq) - each.pos0 for each in requests}
@@ -193,7 +192,7 @@ class DrafterChain:
         return [drafts[request.seq] for request in requests]
 
     def accept(self, seq: int, n_accepted: int) -> None:
-        """The draft of a sequence was verified: its drafter learns how it fared, the others too."""
+        """Report the verification of a sequence's draft to its drafter and to the others."""
         winner = self._winners.pop(seq, None)
         if self._adapt and winner is not None:
             self._adapt.learn(seq, self._n_drafted[seq], n_accepted)
@@ -208,13 +207,13 @@ class DrafterChain:
             follower.accept(seq, n_accepted, is_other=True)
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """A sequence takes a slot whose memory holds its first n_tokens already."""
+        """Start a sequence in a slot whose memory already holds its first n_tokens."""
         self._winners.pop(seq, None)
         for drafter in self.every:
             drafter.resume(seq, n_tokens)
 
     def held(self, seq: int) -> dict[str, int]:
-        """Tokens of a sequence that each drafter with a memory of its own holds, by its name."""
+        """Tokens of a sequence that each stateful drafter holds, by name."""
         return {name: drafter.held(seq) for name, drafter in self._holding.items()}
 
     def forget(self, seq: int) -> None:

@@ -1,7 +1,7 @@
-"""draft-dflash: a block of mask tokens, filled in one pass; DFlash and DFlash2.
+"""draft-dflash: a block of mask tokens filled in one pass; DFlash and DFlash2.
 
-DFlash takes the best token of every row by itself. DFlash2 walks through the candidates: the next
-one is the best after the one just taken.
+DFlash takes the best token of every row independently. DFlash2 walks through candidates: each is
+the best one after its predecessor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from engine.sampling.distribution import softmax
 
 
 class DraftDflash(BlockDrafter):
-    """p_min is a floor on a token's probability: among the ten best of its row, or with DFlash2
-    among the candidates after the token before it."""
+    """p_min is a floor on a token's probability: among the ten best of its row, or for DFlash2
+    among the candidates that follow the previous token."""
 
     name = "draft-dflash"
 

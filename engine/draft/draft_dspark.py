@@ -1,7 +1,7 @@
 """draft-dspark: a block drafted in one pass, with a Markov chain over its rows.
 
-The chain is greedy, whatever the temperature: a draft has no distribution of its own, as if the
-drafter were certain.
+The chain is greedy at any temperature: a draft has no distribution of its own, as if the drafter
+were certain.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from engine.model.drafters.dflash import BlockOutput
 
 
 class DraftDspark(BlockDrafter):
-    """p_min is a floor on what the confidence head says: a draft ends before the first token below
-    it. The probabilities next to it are those of the ten best of a row."""
+    """p_min is a floor on the confidence head's output: a draft ends before the first token below
+    it. The probabilities shown are those of the ten best of a row."""
 
     name = "draft-dspark"
 
     def __init__(self, inputs: DrafterInputs) -> None:
-        """Raises OptionError without a file, and for a p_min where that has no confidence head."""
+        """Raises OptionError without a file, or for p_min if the file has no confidence head."""
         super().__init__(inputs)
         config = self._model.config
         if self._p_min > 0 and not config.confident:

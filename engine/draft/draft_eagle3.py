@@ -1,8 +1,8 @@
-"""draft-eagle3: an EAGLE-3 block drafts from rows of the target.
+"""draft-eagle3: an EAGLE-3 block that drafts from rows of the target.
 
-Position p of its memory holds the pair of the token at p + 1 and the feature row of p, fused of
-rows inside the target; it gives the token at p + 2. While drafting, it feeds on what its block
-gives. The newest feature row waits for its token, which the next draft or the next batch brings.
+Position p of its memory holds the pair of the token at p + 1 and the feature row of p, fused from
+rows inside the target; it predicts the token at p + 2. While drafting it uses its own output as
+features. The newest feature row waits for its token, which the next draft or batch supplies.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from engine.model.layers import StepOutput, TargetRows
 class DraftEagle3(RowDrafter):
     """Drafts with an EAGLE-3 block. `memory` holds the block's attention cells.
 
-    faults: eagle3-boundary and eagle3-stale-row are those of llama.cpp 0c1e57098, which writes a
-    pair as soon as its token is decoded, accepted or not. They change drafts, never the text.
+    faults: eagle3-boundary and eagle3-stale-row reproduce llama.cpp 0c1e57098, which writes a pair
+    as soon as its token is decoded, accepted or not. They change drafts, never the output.
     """
 
     name = "draft-eagle3"
@@ -60,7 +60,7 @@ class DraftEagle3(RowDrafter):
         return self._model.config.taps
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Keep the pairs; with a fault the one between the batches may be wrong."""
+        """Keep the pairs; with a fault, the pair at the border of two batches may be wrong."""
         super().observe(seq, pos0, tokens, rows)
         paired, before = self._paired[seq], pos0 - 1
         kept = self._keeps_rejected and self._keep_rejected(seq, before, pos0 + len(tokens) - 1)
@@ -69,7 +69,7 @@ class DraftEagle3(RowDrafter):
                 own[before] = own[pos0 + len(tokens) - 1]
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """See RowDrafter; with eagle3-stale-row the tokens are remembered too."""
+        """See RowDrafter; with eagle3-stale-row, keep the tokens too."""
         super().decoded(ubatch, rows)
         if self._keeps_rejected and not ubatch.n_padding:
             for seq, tokens, positions in zip(
@@ -90,7 +90,7 @@ class DraftEagle3(RowDrafter):
             known.pop(seq, None)
 
     def _keep_rejected(self, seq: int, before: int, newest: int) -> bool:
-        """Whether a rejected token stays in the pair at `before`, the newest one there when it was
+        """Whether a rejected token stays in the pair at `before`, the newest pair when it was
         rejected. newest: the last accepted position of this batch."""
         batch = self._batch.get(seq, {})
         rejected = self._stale.get(seq, {}).get(before)

@@ -1,4 +1,5 @@
-"""Files that draft for a target: which drafter each is for, and whether it fits. No torch."""
+"""Draft files: which drafter a file is for, and whether it fits the target. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def check_draft(
     *,
     by_mtp: bool = False,
 ) -> None:
-    """Hold a file to the target that it is to draft for; no tensor data is read. by_mtp: a whole
-    model does so with its MTP block, if it has one, and the file is left with that.
+    """Check that a file can draft for the target; reads no tensor data. by_mtp: a whole model
+    drafts with its MTP block if it has one, and only that is loaded.
 
     Raises ModelFileError, UnsupportedModelError, VocabularyMismatchError.
     """
@@ -57,7 +58,7 @@ def check_draft(
     if drafter == DRAFT_MTP:
         check_mtp_file(draft, read_config(target))
         if "tokenizer.ggml.tokens" not in draft.metadata:
-            return  # it is used with the target's
+            return  # it uses the target's
     else:
         check_drafter(draft, KINDS[draft.architecture](draft), read_config(target))
     check_same_vocabulary(tokenizer, Tokenizer.from_gguf(draft, cancelled))
@@ -68,7 +69,7 @@ _FIRST_COMPARED_ID = 5
 
 
 def check_vocabularies(target: Tokenizer, draft: Tokenizer) -> None:
-    """VocabularyMismatchError naming the first rule that is broken."""
+    """Raises VocabularyMismatchError for the first rule that is broken."""
     for what, ours, theirs in (
         ("tokenizer type", target.model, draft.model),
         ("add-BOS flag", target.add_bos, draft.add_bos),

@@ -1,10 +1,10 @@
-"""The base of every drafter, and what it hands over; trees of drafted tokens.
+"""The drafter interface, drafts, and trees of drafted tokens.
 
 A tree is verified as its branches, side by side: each is the whole path from the newest token to a
-leaf, in a memory sequence of its own that begins as a copy of the text's (`fork`), as in
-llama.cpp's examples/speculative. So every layer of every family starts from the state of its own
-branch and every policy undoes it as ever; no kernel and no mask knows of trees. What it costs is
-rows: what branches have in common is computed in each of them.
+leaf, in a memory sequence of its own that starts as a copy of the text's (`fork`), as in
+llama.cpp's examples/speculative. So every layer starts from the state of its own branch, and every
+policy rolls it back as usual; kernels and masks know nothing of trees. The price is rows: shared
+prefixes are computed once per branch.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ class DraftRequest:
 
 @dataclass(slots=True, eq=False)
 class PendingDrafts:
-    """Drafts of one call whose tokens only the device knows: UNKNOWN, as many as there will be.
+    """Drafts of one call whose tokens are still on the device: UNKNOWN placeholders of the right
+    number.
 
-    tokens: by sequence, int64 [n]. parts: what is to be read of them; `fill` puts its values in.
-    late: once the device has been waited for, how many milliseconds longer than the host it took.
+    tokens: by sequence, int64 [n]. parts: tensors to be read back; `fill` stores their values.
+    late: called after the device was waited for, returns how many ms longer than the host it took.
     """
 
     tokens: dict[int, torch.Tensor]
@@ -61,21 +62,19 @@ class PendingDrafts:
 class Draft:
     """Drafted tokens, the drafter's confidence in each, and its best alternatives.
 
-    probs come from a softmax over the ten largest raw logits, as p_min is measured, or are shares
-    of counts (suffix); probs, top_ids and top_probs are empty where a drafter has neither. q: the
-    distribution that each token was drawn from, empty where the drafter took the token that it held
-    for the best, with certainty. match_pos: position in the history where the looked-up n-gram
-    starts. n_raw: tokens found before trimming. reason: why the draft is shorter than the drafter's
-    longest, or empty (engine.draft.registry.meaning). non_finite: how many tokens it had when the
-    largest of its drafter's logits was not finite, and that logit; None if all were. n_wrong_rows:
-    rows that it was made from and that the target did not compute there, None where they were not
-    looked at; n_wrong_tokens: tokens in the drafter's memory that are not the text's. sure: what
-    a confidence head gave each token, empty without one. block: rows of the block that it was
-    drafted in, None where it was not drafted as a block. n_max: the longest that a rule of adaptive
-    depth allowed, None without one. ms: its part of the call for all sequences. parents: of a tree
-    (engine.draft.drafter), for each token the index of the one before it, which is lower, -1 = it
-    follows the newest token; empty where each follows the one before. pending: what brings the
-    tokens and all that goes with them, None where they are here.
+    probs: softmax over the ten largest raw logits, as p_min is defined, or shares of counts
+    (suffix); probs, top_ids and top_probs are empty if the drafter has none. q: the distribution
+    that each token was sampled from, empty if the drafter took its best token with certainty.
+    match_pos: position in the history of the n-gram found. n_raw: tokens found before trimming.
+    reason: why the draft is shorter than the drafter's longest, or empty
+    (engine.draft.registry.meaning). non_finite: number of tokens before the first row with
+    non-finite logits, and its largest logit; None if all were finite. n_wrong_rows: input rows that
+    the target did not compute at their position, None if unchecked; n_wrong_tokens: tokens in the
+    drafter's memory that differ from the text. sure: the confidence head's output per token, empty
+    without one. block: rows of its block, None if it was not drafted as one. n_max: the limit set
+    by adaptive depth, None without. ms: its share of the call for all sequences. parents: of a tree
+    (engine.draft.drafter), for each token the lower index of its parent, -1 = the newest token;
+    empty for a chain. pending: what will supply the tokens, None if they are here.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -99,7 +98,7 @@ class Draft:
 
     @property
     def depths(self) -> list[int]:
-        """How many drafted tokens come before each one."""
+        """Number of drafted tokens before each one."""
         if not self.parents:
             return [*range(len(self.tokens))]
         found: list[int] = []
@@ -113,7 +112,7 @@ class Draft:
         return max(self.depths, default=-1) + 1 if self.parents else len(self.tokens)
 
     def is_finite(self, logit: float) -> bool:
-        """Whether the largest logit of its next row is, and of all rows before it were."""
+        """Whether the logits of this row and of all earlier ones are finite, by their largest."""
         if self.non_finite is None and not math.isfinite(logit):
             self.non_finite, self.reason = (len(self.tokens), logit), "non-finite"
         return self.non_finite is None
@@ -134,8 +133,7 @@ class Draft:
         p_min: float,
         draws: TokenDraws | None,
     ) -> bool:
-        """Add the best candidate of a row, or one that is drawn; False where the draft ends before
-        it."""
+        """Add the best candidate of a row, or a sampled one; False if the draft ends before it."""
         if not self.is_finite(logits[0]):
             return False
         rank = draws.rank(seq, logits) if draws else 0
@@ -148,14 +146,14 @@ class Draft:
         return True
 
     def cut(self, n_max: int, reason: str) -> None:
-        """Keep at most n_max tokens of every branch; the reason is noted if any are lost."""
+        """Keep at most n_max tokens of every branch; the reason is noted if any are dropped."""
         self.n_raw = max(self.n_raw, len(self.tokens))
         if self.length > n_max:
             self.reason = reason
             self.keep([i for i, depth in enumerate(self.depths) if depth < n_max])
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Keep the tokens of these indices, ascending, and with each one those before it."""
+        """Keep the tokens of these indices, ascending, and their ancestors."""
         for name in ("tokens", "probs", "top_ids", "top_probs", "q", "sure"):
             values = getattr(self, name)
             setattr(self, name, [values[i] for i in kept] if values else [])
@@ -164,7 +162,7 @@ class Draft:
             self.parents = [new.get(self.parents[i], -1) for i in kept]
 
     def split(self, n: int) -> Draft | None:
-        """Keep n tokens; returns the others as a draft of their own, None where there are none."""
+        """Keep n tokens; returns the others as a draft of their own, or None."""
         if len(self.tokens) <= n:
             return None
         rest = Draft(drafter=self.drafter)
@@ -176,15 +174,16 @@ class Draft:
 
 
 def awaited(drafts: Iterable[Draft | None]) -> list[PendingDrafts]:
-    """What drafts wait for, each once."""
+    """The PendingDrafts of these drafts, each once."""
     return list({id(x): x for draft in drafts if draft and (x := draft.pending)}.values())
 
 
 class Drafter:
-    """Proposes continuations and observes what the target really decoded.
+    """Proposes continuations and observes what the target accepts.
 
-    n_max: most tokens of a draft. has_memory: whether it has a memory of its own, of which `held`
-    and `next_position` tell. stays_on_device: whether drafts that no step looks at may be pending.
+    n_max: most tokens of a draft. has_memory: whether it has a memory of its own, described by
+    `held` and `next_position`. stays_on_device: whether drafts may stay pending if no step reads
+    them.
     """
 
     name: str
@@ -194,23 +193,23 @@ class Drafter:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Rows inside the target that it reads (engine.model.layers); `observe` and `decoded` bring
-        these, perhaps among others."""
+        """Target layers whose rows it reads (engine.model.layers); `observe` and `decoded` supply
+        these, possibly among others."""
         return ()
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
         """The prompt of a sequence has been decoded; generation starts."""
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """The target has decoded `tokens` for good, from pos0 on.
+        """The target has decoded `tokens` from pos0 on, and they are accepted.
 
-        rows: the target's of these tokens, [len(tokens), n_embd].
+        rows: the target's rows of these tokens, [len(tokens), n_embd].
         """
 
     def decoded(self, ubatch: UBatch, rows: TargetRows) -> None:
-        """A forward pass of the target, before anything is undone.
+        """A forward pass of the target, before any rollback.
 
-        rows: [n_seqs, n_seq_tokens, n_embd], also of tokens that will be rejected.
+        rows: [n_seqs, n_seq_tokens, n_embd], including tokens that will be rejected.
         """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -218,12 +217,12 @@ class Drafter:
         raise NotImplementedError
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
-        """A draft of this sequence was verified. is_other: another drafter had made it."""
+        """A draft of this sequence was verified. is_other: another drafter made it."""
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Another sequence takes the slot, which starts with the n_tokens first tokens that were
-        observed there; what was observed after them, and all that was learned, is void. Those that
-        learn from texts start afresh: `begin` will bring the whole prompt."""
+        """Another sequence takes the slot and reuses its first n_tokens; later tokens and
+        everything learned are void. Drafters that learn from text restart: `begin` supplies the
+        whole prompt."""
         self.forget(seq)
 
     def held(self, seq: int) -> int:
@@ -231,7 +230,7 @@ class Drafter:
         return 0
 
     def next_position(self, seq: int) -> int:
-        """Position of the token that its next draft goes on from, as its state has it."""
+        """Position of the token that its next draft continues from, by its own state."""
         return 0
 
     def forget(self, seq: int) -> None:
@@ -239,14 +238,14 @@ class Drafter:
 
 
 class MemoryDrafter(Drafter):
-    """One with a memory of its own, whose tokens may be drawn."""
+    """A drafter with a memory of its own, which can sample tokens."""
 
     has_memory = True
     _memory: HybridMemory
     _draws: TokenDraws | None
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Cut memory to these tokens; a new sequence draws random numbers of its own."""
+        """Truncate the memory to these tokens; a new sequence gets its own random numbers."""
         if self._draws:
             self._draws.forget(seq)
 
@@ -280,10 +279,10 @@ def branch_of(draft: Draft, path: Sequence[int]) -> Draft:
 
 
 def tree_of(continuations: Sequence[Sequence[int]], widths: Sequence[int]) -> Draft:
-    """Continuations of one text, the best first, with what they share only once.
+    """A tree of continuations of one text, best first, with shared prefixes merged.
 
-    widths: most children of a node at each level, 1 below that. A continuation that would be one
-    too many is left out from there on.
+    widths: most children of a node at each level, 1 below that. A continuation that exceeds the
+    width is cut there.
     """
     draft, children = Draft(), dict[int, list[int]]()
     for tokens in continuations:

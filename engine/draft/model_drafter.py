@@ -1,5 +1,5 @@
-"""Model drafters: what they have in common, step, confidence floor, length limits, and the marks
-of the target's rows by which a drafter that was given other rows is seen."""
+"""Model drafters: the shared steps, confidence floor, length limits, and marks of the target's rows
+that reveal a drafter which was given wrong rows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from kernels.rows.reductions import top_k
 
 N_CANDIDATES = 10
 N_MARKS = 4
-"""Numbers by which a row is known again; rows are only copied, so they stay equal."""
+"""Numbers that identify a row; rows are only copied, so they stay equal."""
 
 
 class _Ranked(NamedTuple):
-    """What one step found for the sequences still drafting: ids int64, values (raw logits) and
-    probs float32 [n, k] of the best candidates, the best first. n_wrong: of the first step, what
-    Draft calls n_wrong_rows, int64 [n]; else empty."""
+    """Result of one step for the sequences that are still drafting: ids int64, values (raw logits)
+    and probs float32 [n, k] of the best candidates, best first. n_wrong: on the first step, Draft's
+    n_wrong_rows, int64 [n]; else empty."""
 
     requests: Sequence[DraftRequest]
     ids: Tensor
@@ -52,15 +52,15 @@ class ModelDrafter(MemoryDrafter, ABC):
         self._n_wrong: Tensor | None = None
 
     def take_text(self, other: Any) -> bool:
-        """Know the text that another drafter of this name knows, as if this one had followed it
-        from its start with nothing drafted; False if it cannot."""
+        """Take over the text from another drafter of this name, as if this one had followed it from
+        the start without drafting; False if it cannot."""
         return False
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request.
 
-        Where no step depends on what the one before found, by p_min or a draw, tokens go from step
-        to step on the device, and all of them come to the host together.
+        If no step depends on the result of the previous one (by p_min or sampling), tokens pass
+        from step to step on the device and are read back together.
         """
         drafts = {request.seq: Draft(drafter=self.name) for request in requests}
         looks = self._looks
@@ -89,12 +89,12 @@ class ModelDrafter(MemoryDrafter, ABC):
 
     @property
     def _looks(self) -> bool:
-        """Whether what a step found decides on the next one."""
+        """Whether the host must read each step before the next."""
         return self._p_min > 0 or self._draws is not None
 
     def _hand_over(self, requests: Sequence[DraftRequest], steps: Sequence[_Ranked]) -> list[Draft]:
-        """The drafts that steps found, those of a sequence in the order of its rows; pending where
-        they stay on the device and are sure to be as long as they may be."""
+        """Drafts from the results of all steps, a sequence's in the order of its rows; pending if
+        they stay on the device and their lengths are certain."""
         drafts = {request.seq: Draft(drafter=self.name) for request in requests}
         parts = _parts(steps)
 
@@ -131,8 +131,8 @@ class ModelDrafter(MemoryDrafter, ABC):
     def _step(
         self, requests: Sequence[DraftRequest], logits: Tensor, of: Tensor | None = None
     ) -> _Ranked:
-        """of: int64, the tokens that the logits are of, as few as are wanted only with the largest
-        first; None: the whole vocabulary."""
+        """Candidates of one step. of: int64, the tokens that the logits belong to, if only some
+        including the largest were computed; None: the whole vocabulary."""
         if of is not None and of.shape[-1] <= N_CANDIDATES:
             values, ids = logits, of
         else:
@@ -152,7 +152,7 @@ class ModelDrafter(MemoryDrafter, ABC):
         probs: list[list[float]],
         n_wrong: list[int],
     ) -> list[int]:
-        """Put the candidates of a step into the drafts; the rows that go on drafting."""
+        """Add a step's candidates to the drafts; returns the rows that continue drafting."""
         rows = []
         for row, request in enumerate(requests):
             draft = drafts[request.seq]
@@ -168,7 +168,7 @@ class ModelDrafter(MemoryDrafter, ABC):
         return rows
 
     def _ids(self, rows: Tensor) -> Tensor:
-        """The target's ids of rows of the logits, int64 of any shape."""
+        """Map rows of the logits to target ids, int64 of any shape."""
         return rows
 
     def _limit(self, request: DraftRequest) -> int:
@@ -176,15 +176,15 @@ class ModelDrafter(MemoryDrafter, ABC):
 
     @abstractmethod
     def _first(self, requests: Sequence[DraftRequest]) -> Tensor:
-        """Catch up with the target, decode `last` of every request: logits [n, n_vocab]."""
+        """Catch up with the target and decode `last` of every request: logits [n, n_vocab]."""
 
     @abstractmethod
     def _next(
         self, requests: Sequence[DraftRequest], n_drafted: int, tokens: Tensor, rows: Sequence[int]
     ) -> Tensor:
-        """Decode the newest drafted token of each, the n_drafted-th: logits [n, n_vocab].
+        """Decode the newest drafted token of each sequence, the n_drafted-th: logits [n, n_vocab].
 
-        tokens: int64 [n], on the device. rows: their rows in the step before.
+        tokens: int64 [n], on the device. rows: their rows in the previous step.
         """
 
     def _drafted(self, drafts: Mapping[int, Draft]) -> None:
@@ -192,9 +192,9 @@ class ModelDrafter(MemoryDrafter, ABC):
 
 
 def single_tokens(requests: Sequence[DraftRequest], n_drafted: int) -> UBatch:
-    """A token for every sequence, n_drafted positions after `pos0`, as one ubatch with outputs.
+    """A ubatch with one token per sequence, n_drafted positions after `pos0`, all with outputs.
 
-    Which tokens these are, only the device knows.
+    The token ids are on the device only.
     """
     n = len(requests)
     positions = [[request.pos0 + n_drafted] for request in requests]
@@ -216,15 +216,15 @@ def _parts(steps: Sequence[_Ranked]) -> list[Tensor]:
 
 
 def _by_step(values: Sequence[np.ndarray]) -> list[tuple[list[Any], ...]]:
-    """What was read of the `_parts` of steps, as lists."""
+    """The `_parts` of steps, read back, as lists."""
     found, n = [x.tolist() for x in values], len(_Ranked._fields) - 1
     return list(zip(*(found[i::n] for i in range(n)), strict=True))
 
 
 class SeenRows:
-    """Marks of rows by sequence and position. n_before: positions before the first token, whose
-    marks are zeros. Rows come to a drafter another way, through acceptance and `observe`: a row of
-    a rejected token shows."""
+    """Marks of the target's rows by sequence and position. n_before: positions before the first
+    token, whose marks are zeros. Drafters get their rows on another way, through acceptance and
+    `observe`, so a row of a rejected token shows."""
 
     def __init__(self, n_before: int, device: torch.device) -> None:
         self._n_before, self._device = n_before, device
@@ -232,7 +232,7 @@ class SeenRows:
         self._none = torch.zeros((), dtype=torch.int64, device=device)
 
     def note(self, seq: int, pos0: int, rows: Tensor) -> None:
-        """The target has computed rows [n, at least N_MARKS] of the tokens from pos0 on."""
+        """Note rows [n, at least N_MARKS] that the target computed from pos0 on."""
         first, n = pos0 + self._n_before, rows.shape[0]
         marks = self._marks.get(seq)
         if marks is None:
@@ -246,8 +246,8 @@ class SeenRows:
         return bool(self._marks)
 
     def n_wrong(self, seq: int, first: int, marks: Tensor) -> Tensor:
-        """How many of the marks [n, N_MARKS] are not those at these positions, those before the
-        first token included: int64; 0 for a sequence that was not watched."""
+        """How many of the marks [n, N_MARKS] differ from those at these positions, positions before
+        the first token included: int64; 0 for a sequence without marks."""
         if seq not in self._marks:
             return self._none
         there = self._marks[seq][first : first + marks.shape[0]]

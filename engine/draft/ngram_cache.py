@@ -1,7 +1,7 @@
-"""ngram-cache: tables of what followed n-grams of 1 to 4 tokens.
+"""ngram-cache: tables of tokens that followed n-grams of 1 to 4 tokens.
 
-The context table learns from the sequence itself, the dynamic and the static one come from files
-and are never written. Each drafted token is looked up with the tokens drafted before it.
+The context table learns from the sequence itself; the dynamic and the static one are read from
+files and never written. Each look-up includes the tokens drafted so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Counts = dict[int, int]
 """Token -> how often it followed."""
 
 Find = Callable[[tuple[int, ...]], Counts | None]
-"""What a table knows of an n-gram."""
+"""Looks up an n-gram in a table."""
 _MAX_BYTES = 256 << 20
 _HEAD = N_LONGEST + 1
 _REMEDY = "Make it again with llama-lookup-create and this model."
@@ -80,11 +80,11 @@ def most_frequent(counts: Counts) -> int | None:
 
 
 class LookupCache:
-    """An n-gram table that was read from a file; counts stay packed until they are asked for.
+    """An n-gram table read from a file; counts are unpacked on demand.
 
-    The file is llama.cpp's lookup cache: a row of records of little-endian int32: four tokens, -1
-    where the n-gram is shorter; a number of pairs; pairs of a token and its count. It is untrusted:
-    all of it is compared with the size of the file and of the vocabulary before it is used.
+    The file is llama.cpp's lookup cache: records of little-endian int32: four tokens, -1 where the
+    n-gram is shorter; a number of pairs; pairs of a token and its count. It is untrusted:
+    everything is checked against the size of the file and of the vocabulary before use.
     """
 
     def __init__(self, values: np.ndarray, records: dict[tuple[int, ...], int]) -> None:
@@ -94,7 +94,7 @@ class LookupCache:
         return len(self._records)
 
     def find(self, ngram: tuple[int, ...]) -> Counts | None:
-        """Counts after an n-gram of 1..4 tokens; of a token given twice the first one counts."""
+        """Counts after an n-gram of 1..4 tokens; of duplicate tokens the first one counts."""
         at = self._records.get(ngram)
         if at is None:
             return None
@@ -105,9 +105,9 @@ class LookupCache:
 
 
 def read_lookup_cache(path: Path | str, n_vocab: int) -> LookupCache:
-    """Read and check a whole file; of an n-gram given twice the first record counts.
+    """Read and check a whole file; of duplicate n-grams the first record counts.
 
-    Raises LookupCacheError naming the byte where the file is wrong.
+    Raises LookupCacheError with the offset of the error.
     """
     path = Path(path)
     raw = file_bytes(path, _MAX_BYTES, LookupCacheError)
@@ -183,7 +183,7 @@ class LookupCacheOptions:
 
 
 class NgramCache(NgramDrafter):
-    """Drafts up to eight tokens. An n-gram that spans two look-ups is not learned."""
+    """Drafts up to eight tokens. n-grams across two calls are not learned."""
 
     name = "ngram-cache"
     n_max = 8
@@ -199,7 +199,7 @@ class NgramCache(NgramDrafter):
         """Tokens counted there, the newest one included."""
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence and what it taught."""
+        """Drop the sequence and its table."""
         super().forget(seq)
         self._tables.pop(seq, None)
         self._n_learned.pop(seq, None)

@@ -1,4 +1,4 @@
-"""N-gram drafters: what they have in common, a searchable history per sequence."""
+"""N-gram drafters: the shared base, with a searchable history per sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.model.layers import TargetRows
 
 GROUP = "ngram"
-"""Of the command line: speculation without a draft model."""
+"""Heading on the command line: speculation without a draft model."""
 SIZE = NumberRange(1, 1024, "Choose a number from 1.")
 _SIZE = array("i").itemsize
 
@@ -40,7 +40,7 @@ class NgramSizes:
 
 
 class NgramDrafter(Drafter, ABC):
-    """Drafts from text already seen. The history of a sequence ends before `last`."""
+    """Drafts from text seen before. The history of a sequence ends before `last`."""
 
     def __init__(self) -> None:
         self._histories: dict[int, History] = {}
@@ -70,12 +70,12 @@ class NgramDrafter(Drafter, ABC):
 
 
 def nothing(reason: str, *, match_pos: int | None = None, n_raw: int = 0) -> Draft:
-    """An empty draft and why it is empty."""
+    """An empty draft with its reason."""
     return Draft(match_pos=match_pos, n_raw=n_raw, reason=reason)
 
 
 class History:
-    """Token ids in order. A search is a search for bytes: fast, and without an index to keep."""
+    """Token ids in order. Searches run over bytes: fast, and without an index to maintain."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         self._tokens = array("i", tokens)
@@ -85,7 +85,7 @@ class History:
         return len(self._tokens)
 
     def write(self, pos0: int, tokens: Sequence[int]) -> None:
-        """Put tokens at pos0, which is at most the length; what was there and after it is lost."""
+        """Write tokens at pos0, at most the length; everything from there on is replaced."""
         added = array("i", tokens)
         del self._tokens[pos0:]
         del self._bytes[pos0 * _SIZE :]
@@ -101,7 +101,7 @@ class History:
         return self.part(start, start + len(ngram)) == list(ngram)
 
     def find_last(self, ngram: Sequence[int], low: int, high: int) -> int:
-        """The largest start in low..high where the n-gram is, -1 if there is none."""
+        """The largest start in low..high of the n-gram, -1 if there is none."""
         pattern = array("i", ngram).tobytes()
         end = (high + len(ngram)) * _SIZE
         while high >= low:
@@ -110,13 +110,13 @@ class History:
                 return -1
             if at % _SIZE == 0:
                 return at // _SIZE
-            end = at + len(pattern) - 1  # a match across token borders is none
+            end = at + len(pattern) - 1  # ignore matches that do not start at a token
         return -1
 
     def find_all(self, ngram: Sequence[int], low: int, high: int) -> Iterator[int]:
-        """All starts in low..high where the n-gram is, ascending; they may overlap."""
+        """All starts in low..high of the n-gram, ascending; they may overlap."""
         pattern = array("i", ngram).tobytes()
-        # not below zero, which would count from the end
+        # negative numbers would count from the end
         end = max(high + len(ngram), 0) * _SIZE
         at = low * _SIZE - 1
         while (at := self._bytes.find(pattern, at + 1, end)) >= 0:

@@ -1,10 +1,9 @@
-"""ngram-simple, ngram-map-k and ngram-map-k4v: what followed the last n tokens earlier in the text;
-the maps with a memory of how drafts after an n-gram fared.
+"""ngram-simple, ngram-map-k and ngram-map-k4v: the continuation of an earlier occurrence of the
+last n tokens; the maps also remember how drafts after an n-gram fared.
 
-ngram-simple copies what followed the latest earlier occurrence. k drafts what followed the match.
-k4v counts up to four continuations of the key and drafts only where one of them dominates. Either
-way a key's draft becomes as short as its last draft was accepted, so that one draft without an
-accepted token mutes it.
+ngram-simple copies what followed the latest occurrence. k drafts what followed the match. k4v
+counts up to four continuations of the key and drafts only if one of them dominates. Both limit a
+key's next draft to the accepted length of its last one, so one fully rejected draft mutes it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from engine.draft.drafter import Draft, tree_of
 from engine.draft.ngram_drafter import History, NgramDrafter, NgramSizes, nothing
 from engine.draft.spec import DrafterSpec
 
-DOMINATES = 2  # times as often as all other continuations
+DOMINATES = 2  # required ratio to all other continuations
 MOST_HITS = 16380
 MOST_VALUES = 4
 N_SLOTS = 1 << 18
@@ -24,10 +23,9 @@ _FACTOR = 2654435761
 
 
 class FirstOccurrences:
-    """Start of the first n-gram that fell into each slot; 0 means an empty slot.
+    """Start of the first n-gram hashed to each slot; 0 means an empty slot.
 
-    last: positions up to here have been entered. Only the hash is kept: a look-up must
-    compare the tokens.
+    last: positions entered so far. Only hashes are kept: a look-up must compare the tokens.
     """
 
     def __init__(self, n: int) -> None:
@@ -36,7 +34,7 @@ class FirstOccurrences:
         self.last = 0
 
     def find(self, ngram: Sequence[int]) -> int:
-        """Where in the history an n-gram of the same hash slot starts; 0 = there is none."""
+        """Start in the history of an n-gram in the same hash slot; 0 = there is none."""
         return self._slots.get(slot_of(ngram), 0)
 
     def enter(self, history: History, starts: Iterator[int]) -> None:
@@ -45,7 +43,7 @@ class FirstOccurrences:
             self._slots.setdefault(slot_of(history.part(start, start + self._n)), start)
 
     def drop_from(self, length: int) -> None:
-        """Forget what starts at or after `length`."""
+        """Drop entries that start at or after `length`."""
         self._slots = {slot: start for slot, start in self._slots.items() if start < length}
         self.last = min(self.last, max(0, length - 1))
 
@@ -93,7 +91,8 @@ class NgramMap(NgramDrafter):
         self._maps: dict[int, _Map] = {}
 
     def begin(self, seq: int, prompt: Sequence[int]) -> None:
-        """Start from the prompt; what a longer history has taught is deleted from its end on."""
+        """Start from the prompt; entries from a longer history are deleted beyond the common
+        part."""
         super().begin(seq, prompt)
         state, length = self._map(seq), len(prompt)
         if length < state.checked:
@@ -102,7 +101,7 @@ class NgramMap(NgramDrafter):
         state.begun, state.checked = length, max(0, length - 1)
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
-        """The key or value that was used allows no longer draft than was accepted."""
+        """Limit later drafts of the key or value used to the accepted length."""
         state = self._map(seq)
         if not is_other and state.used is not None:
             state.used.limit = n_accepted
@@ -150,8 +149,8 @@ class NgramMap(NgramDrafter):
         return draft
 
     def _tree_of(self, key: NgramKey, history: History, match: int) -> Draft:
-        """The continuations that are counted, the most frequent first. What is accepted of a tree
-        shortens no later one."""
+        """A tree of the counted continuations, most frequent first. Acceptance of trees does not
+        shorten later drafts."""
         best = sorted(key.values, key=lambda value: -value.hits)
         draft = tree_of([history.part(v.start, v.start + self.n_max) for v in best], self._tree)
         draft.match_pos = match
@@ -162,7 +161,7 @@ class NgramMap(NgramDrafter):
         return length - self._n - self.n_max - 1
 
     def _match(self, state: _Map, history: History, ngram: list[int]) -> int:
-        """Start of an occurrence: from the table, else the latest one not entered yet; 0 = none."""
+        """Start of an occurrence: from the table, else the latest one not yet entered; 0 = none."""
         newest = self._newest(len(history))
         start = state.table.find(ngram)
         if 0 < start < newest and history.holds(ngram, start):
@@ -173,7 +172,7 @@ class NgramMap(NgramDrafter):
         return 0
 
     def _parts(self, state: _Map, newest: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """First and last start of the prompt and of what was generated, beyond the table's last.
+        """First and last start in the prompt and in the generated text, beyond the table's last.
 
         Generated text comes second: a chat may drop or reorder it later.
         """
@@ -232,8 +231,8 @@ KEYS_AND_VALUES = DrafterSpec(
 
 
 class NgramSimple(NgramDrafter):
-    """Copies up to size_m tokens after the match, but not fewer than size_n. tree: of a tree, what
-    followed earlier matches too, the latest first."""
+    """Copies up to size_m tokens after the match, at least size_n. tree: a tree also holds what
+    followed earlier matches, latest first."""
 
     name = "ngram-simple"
     find = staticmethod(History.find_last)

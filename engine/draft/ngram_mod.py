@@ -1,7 +1,7 @@
 """ngram-mod: one pool for all sequences, hash of n tokens -> the token that followed (#19164).
 
-The pool forgets by overwriting, and altogether when it is a quarter full or when its drafts
-fail several times in a row.
+Entries are overwritten on collision; the pool is emptied when it is a quarter full or when its
+drafts fail several times in a row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FROM_ZERO = NumberRange(0, 1024, "Choose a number from 0.")
 
 @dataclass(frozen=True, slots=True)
 class NgramModOptions:
-    """ngram-mod: look up n_match tokens, draft n_max; a find shorter than n_min is thrown away."""
+    """ngram-mod: look up n_match tokens, draft n_max; drafts shorter than n_min are dropped."""
 
     GROUP: ClassVar[str] = GROUP
     n_match: int = option(
@@ -64,16 +64,16 @@ class NgramPool:
 
     @property
     def occupancy(self) -> float:
-        """Part of the entries in use."""
+        """Fraction of entries in use."""
         return self.n_used / N_ENTRIES
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Empty the pool."""
         self._entries.fill(EMPTY)
         self.n_used = 0
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Every n-gram in tokens that has a successor; a later one overwrites an earlier one."""
+        """Add every n-gram in tokens that has a successor; later ones overwrite earlier ones."""
         values = np.array(tokens, np.uint64)
         n_grams = len(values) - self._n
         if n_grams <= 0:
@@ -86,7 +86,7 @@ class NgramPool:
         self._entries[index] = values[self._n :].astype(np.int32)
 
     def follow(self, ngram: Sequence[int], n_max: int) -> list[int]:
-        """Tokens found one after the other, each look-up ending in the token found before."""
+        """Tokens found by repeated look-ups, each including the token found before."""
         window, found = list(ngram), []
         at = entry_of(ngram)
         for i in range(n_max):
@@ -108,7 +108,7 @@ def entry_of(ngram: Sequence[int]) -> int:
 
 
 class NgramMod(NgramDrafter):
-    """Drafts as far as the pool knows the next token."""
+    """Drafts as long as the pool knows the next token."""
 
     name = "ngram-mod"
 
@@ -117,7 +117,7 @@ class NgramMod(NgramDrafter):
         self._n, self._n_min, self.n_max = options.n_match, options.n_min, options.n_max
         self.pool = NgramPool(self._n)
         self._added_to = Counter[int]()
-        """By sequence: n-grams that start before it are in the pool."""
+        """By sequence: n-grams that start before this position are in the pool."""
         self._n_drafted, self._n_low = Counter[int](), Counter[int]()
         """By sequence: tokens of the latest draft, and bad drafts in a row."""
 
@@ -133,7 +133,7 @@ class NgramMod(NgramDrafter):
             self.pool.reset()
 
     def accept(self, seq: int, n_accepted: int, *, is_other: bool) -> None:
-        """Several bad drafts in a row empty the pool; this sequence is then added anew."""
+        """Several bad drafts in a row empty the pool; this sequence is then added again."""
         if is_other or not self._n_drafted[seq]:
             return
         if n_accepted / self._n_drafted[seq] >= LOW_ACCEPTANCE:
@@ -145,7 +145,7 @@ class NgramMod(NgramDrafter):
             self._n_low[seq] = self._added_to[seq] = 0
 
     def forget(self, seq: int) -> None:
-        """Drop the sequence; the pool keeps what it taught."""
+        """Drop the sequence; the pool keeps its n-grams."""
         super().forget(seq)
         self._drop(seq)
 

@@ -1,6 +1,7 @@
-"""Every drafter, in the order in which a chain asks them. A new one is its module and a line.
+"""The drafter registry, in the order in which a chain asks drafters. A new one is a module plus a
+line.
 
-Those with a model are described here: their modules need torch, and are loaded when one is made.
+Drafters with a model are described here: their modules need torch and are imported on use.
 """
 
 from __future__ import annotations

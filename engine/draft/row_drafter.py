@@ -1,9 +1,9 @@
-"""What drafting from the target's rows has in common: pairs of a token and a row, in a memory of
-the drafter's own.
+"""Row drafters: the shared base of drafters that read the target's rows, as pairs of a token and a
+row in a memory of their own.
 
-A pair joins a token with the row after the token before it. While drafting, the drafter feeds on
-rows of its own; its cells for accepted positions are made again from the target's rows, together
-with the first step of the next draft. So rejected tokens never come into it.
+A pair joins a token with the row of the token before it. While drafting, the drafter uses its own
+rows; cells for accepted positions are recomputed from the target's rows in the first step of the
+next draft. So rejected tokens never stay in memory.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from engine.memory.hybrid import HybridMemory
 from engine.model.layers import StepOutput, TargetRows
 
 _End = tuple[int, int, int, int]
-"""A token that a branch may go on from: the branch's sequence in memory, the one that holds the
-tokens before it, its node, and the row of the step that gave it."""
+"""A token that a branch may continue from: the branch's memory sequence, the one that holds the
+tokens before it, its node, and its row in the step that produced it."""
 
 
 @dataclass(slots=True)
 class PairedRows:
     """What the target has decoded, by position of the drafter's memory.
 
-    ahead: the token of the pair at position p is that of the text at p + ahead, its row the one
-    after the token before. rows: float32 [capacity, n_row], as the drafter takes them; marks:
-    [capacity, N_MARKS] of the target's. n_decoded: positions below this are in the drafter's
-    memory with true pairs.
+    ahead: the pair at position p has the token at p + ahead of the text and the row of the token
+    before it. rows: float32 [capacity, n_row], as the drafter takes them; marks: [capacity,
+    N_MARKS] of the target's. n_decoded: positions below this are in the drafter's memory with
+    correct pairs.
     """
 
     ahead: int
@@ -50,17 +50,18 @@ class PairedRows:
 
     @classmethod
     def empty(cls, ahead: int, n_row: int, device: torch.device) -> PairedRows:
-        """The first token of a text has no row before it: zeros, where it has a pair at all."""
+        """An empty store. The first token of a text has no row before it: zeros, if it has a
+        pair."""
         rows, marks = (torch.zeros(1, n, device=device) for n in (n_row, N_MARKS))
         return cls(ahead, rows, marks)
 
     def afresh(self) -> PairedRows:
-        """The same, with nothing in a memory yet."""
+        """The same pairs, with none in memory yet."""
         rows, marks = self.rows.clone(), self.marks.clone()
         return PairedRows(self.ahead, rows, marks, self.tokens.copy())
 
     def write(self, pos0: int, tokens: Sequence[int], rows: Tensor, hidden: Tensor) -> None:
-        """Put tokens at pos0 of the text, and their rows where the pairs after them have them."""
+        """Store tokens at pos0 of the text, and rows where the pairs after them use them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
         capacity = self.rows.shape[0]
@@ -79,8 +80,8 @@ class PairedRows:
 
 
 class RowDrafter(ModelDrafter):
-    """Drafts with one layer of attention of its own. AHEAD: see PairedRows.ahead. tree: widths of
-    engine.draft.drafter; a branch has a sequence of the memory, as in the target's."""
+    """Drafts with one attention layer of its own. AHEAD: see PairedRows.ahead. tree: see widths in
+    engine.draft.drafter; each branch has a memory sequence, as in the target."""
 
     AHEAD: ClassVar[int]
 
@@ -102,15 +103,15 @@ class RowDrafter(ModelDrafter):
 
     @abstractmethod
     def _taken(self, rows: TargetRows) -> Tensor:
-        """The target's rows [n, n_row] as the drafter takes them."""
+        """Convert the target's rows to the drafter's input rows [n, n_row]."""
 
     @abstractmethod
     def _forward(self, ubatch: UBatch, rows: Tensor, tokens: Tensor | None = None) -> StepOutput:
-        """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_row]. tokens: in place of those of
-        `ubatch`. The hidden rows of the result are what a draft goes on with."""
+        """A pass over pairs. rows: [n_seqs, n_seq_tokens, n_row]. tokens: replace those of
+        `ubatch`. The next step uses the hidden rows of the result."""
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See ModelDrafter; a tree grows by the most probable tokens of every branch."""
+        """See ModelDrafter; a tree extends every branch by the most probable tokens."""
         if not self._tree:
             return super().draft(requests)
         drafts = {request.seq: self._grow(request) for request in requests}
@@ -118,7 +119,7 @@ class RowDrafter(ModelDrafter):
         return [drafts[request.seq] for request in requests]
 
     def _grow(self, request: DraftRequest) -> Draft:
-        """A tree, a level in each step. p_min and non-finite logits end branches."""
+        """Draft a tree, one level per step. p_min and non-finite logits end branches."""
         draft, limit, n_used = Draft(drafter=self.name), self._limit(request), 1
         ends: list[_End] = [(request.seq, request.seq, -1, 0)]
         step = self._step([request], self._first([request]))
@@ -213,7 +214,7 @@ class RowDrafter(ModelDrafter):
         return torch.stack([logits[request.seq] for request in requests])
 
     def _take_pairs(self, request: DraftRequest) -> tuple[int, list[int]]:
-        """Where the pairs that are to be decoded begin, and their tokens; they count as decoded."""
+        """Start and tokens of the pairs to be decoded; they count as decoded afterwards."""
         paired = self._paired[request.seq]
         start, tokens = paired.n_decoded, self._waiting(request)
         true = paired.waiting(request.last)
@@ -222,7 +223,8 @@ class RowDrafter(ModelDrafter):
         return start, tokens
 
     def _wrong_rows(self, seq: int, part: slice) -> Tensor:
-        """How many rows at these positions are not those that the target computed there, int64."""
+        """How many rows at these positions differ from those that the target computed there,
+        int64."""
         return self._seen.n_wrong(seq, part.start, self._paired[seq].marks[part])
 
     def _next(

@@ -1,6 +1,6 @@
-"""A drafter whose acceptance is chosen beforehand, to provoke what a real one does rarely.
+"""A scripted drafter with a given acceptance, to provoke rare cases.
 
-It knows the target's own continuation, because it has plain decoding run ahead of the target.
+It knows the target's own continuation, because plain decoding runs ahead of the target.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Script:
     n_drafts: int = 0
 
     def up_to(self, pos: int) -> None:
-        """Have the true token at a position, where the continuation reaches that far."""
+        """Extend the true tokens to a position, if the continuation is that long."""
         while self.n_prompt + len(self.true) <= pos:
             token = next(self.rest, None)
             if token is None:
@@ -33,10 +33,10 @@ class _Script:
 class ScriptedDrafter(Drafter):
     """Drafts n_max tokens of which the first k are right and the others wrong.
 
-    n_right: k of the first, second, … draft of each sequence, over and over. n_max: tokens of a
-    draft, fewer only where context or output end. continue_: tokens of plain decoding after a
-    prompt, as an iterator. Confidence and alternatives are not observed. Raises OptionError for
-    numbers out of range.
+    n_right: k of the first, second, … draft of each sequence, repeated. n_max: tokens of a draft;
+    fewer only at the end of context or output. continue_: tokens of plain decoding after a prompt,
+    as an iterator. Confidence and alternatives are not observed. Raises OptionError for numbers out
+    of range.
     """
 
     name = "scripted"

@@ -1,5 +1,5 @@
-"""Drafter specifications: what is known of a drafter without making one, and the options of those
-with a model. torch is not needed for it."""
+"""Drafter specifications: facts about a drafter without making one, and options of model drafters.
+Does not import torch."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ModelDraftOptions:
 
 
 ModelNeed = tuple[str, str]
-"""What a drafter takes from the model files, and what to say where they lack it. But for MTP_HEAD
-it is always a file of its own."""
+"""What a drafter needs from model files, and the message if it is missing. Except for MTP_HEAD it
+is always a file of its own."""
 DRAFT_MODEL = ("draft model", "Open a draft model first")
 MTP_HEAD = (
     "MTP head",
@@ -69,11 +69,11 @@ EAGLE3_FILE = ("EAGLE-3 drafter", "Open an EAGLE-3 drafter as draft model first"
 
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
-    """What a drafter is made from. draft: what its own file holds, a HybridModel or a
+    """What a drafter is made from. draft: the contents of its own file, a HybridModel or a
     LoadedDrafter; None without one. options: its part of SpecOptions. n_ctx: cells per sequence.
-    draws: how tokens are drawn, None for the most probable one. memories: where those that take
-    memory get it. faults: those of the run. tree: most
-    children of a token at each level of a draft, empty for chains (engine.draft.drafter)."""
+    draws: how tokens are sampled, None for the most probable one. memories: where stateful drafters
+    get their memory. faults: those of the run. tree: most children of a token at each level of a
+    draft, empty for chains (engine.draft.drafter)."""
 
     target: HybridModel
     draft: Any
@@ -88,8 +88,8 @@ class DrafterInputs:
     tree: tuple[int, ...] = ()
 
     def memory(self, drafter: str, make: Callable[..., HybridMemory]) -> HybridMemory:
-        """What make(n_slots, n_ctx, device, batch_invariant=...) makes for a drafter, which may
-        have served an earlier run; for equal names and options it makes the same."""
+        """A memory made by make(n_slots, n_ctx, device, batch_invariant=...), or one of an earlier
+        run with equal name and options."""
         sizes = self.n_slots * math.prod(self.tree), self.n_ctx
         key = drafter, self.options, *sizes, self.batch_invariant
 
@@ -126,7 +126,7 @@ class DrafterSpec:
 
     @property
     def has_file(self) -> bool:
-        """Whether it always takes a file of its own."""
+        """Whether it always needs a file of its own."""
         return self.needs not in (None, MTP_HEAD)
 
     def options_of(self, spec_options: Any) -> Any:
@@ -134,13 +134,13 @@ class DrafterSpec:
         return getattr(spec_options, self.field) if self.field else spec_options
 
     def paths(self) -> set[tuple[str, ...]]:
-        """Paths of the drafter's options within SpecOptions."""
+        """Paths of its options within SpecOptions."""
         where = (self.field,) if self.field else ()
         return {(*where, *one.path) for one in options_in(self.options)}
 
 
 AHEAD, BEHIND = OUT_OF_STEP = "state-ahead", "state-behind"
-"""Reasons of a drafter that cannot draft because its state is not that of the text."""
+"""Reasons of a drafter whose state does not match the text."""
 ADAPT = "adapt"
 COMMON_REASONS = {
     ADAPT: "the rule of adaptive depth asks for no more tokens",
@@ -155,4 +155,4 @@ COMMON_REASONS = {
     "n_max": "drafts of no token were asked for",
     "limit": "context or token limit leave no more room",
 }
-"""Why a draft is empty or shorter than its drafter's longest, whichever drafter it is."""
+"""Reasons that any drafter may give for an empty or short draft."""

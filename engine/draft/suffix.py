@@ -1,8 +1,8 @@
-"""suffix: what most often followed the longest sufficient match of the newest tokens, in this text
-and in the outputs of all sequences so far (SuffixDecoding, arXiv 2411.04975).
+"""suffix: the most frequent continuation of the longest sufficient match of the newest tokens, in
+this text and in the outputs of all sequences so far (SuffixDecoding, arXiv 2411.04975).
 
 Each sequence has a tree of its own text, prompt included. A global tree holds the outputs of the
-run's sequences, those that go on included, and forgets the oldest when they become too many.
+run's sequences, running ones included, and drops the oldest above a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = {
     SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after so short a match",
     LOW_SHARE: "too few of the matched places went the same way (min_token_prob)",
 }
-"""Why a draft has no more tokens, in addition to NO_MATCH."""
+"""Why a draft has no further tokens, in addition to NO_MATCH."""
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
 
 
@@ -90,16 +90,15 @@ class SuffixOptions:
 
 @dataclass(slots=True, eq=False)
 class StoredSequence:
-    """One sequence of a tree. open: where the paths end that still grow, by the place that they
-    start from."""
+    """One sequence of a tree. open: the ends of paths that still grow, by their starting place."""
 
     tokens: list[int] = field(default_factory=list)
     open: dict[int, _Node] = field(default_factory=dict)
 
 
 class _Node:
-    """count: places whose path comes here. tail: the sequence and the place whose path is the only
-    one to go on from here; its tokens are the further path then, and there are no children."""
+    """count: places whose path includes this node. tail: the sequence and place of the only path
+    that continues from here; its tokens are the rest of the path, and there are no children."""
 
     __slots__ = ("children", "count", "tail")
 
@@ -111,10 +110,10 @@ class _Node:
 
 @dataclass(slots=True)
 class SuffixDraft:
-    """What followed the last n_match tokens of a pattern.
+    """A continuation of the last n_match tokens of a pattern.
 
-    probs: share of the places of the match that went on this way up to and with each token. score:
-    their sum. reason: why there are not more of them, a key of REASONS.
+    probs: for each token, the share of the match's places that continued this way up to it. score:
+    their sum. reason: why there are no more tokens, a key of REASONS.
     """
 
     n_match: int = 0
@@ -124,7 +123,7 @@ class SuffixDraft:
     reason: str = NO_MATCH
 
     def add(self, token: int, prob: float) -> None:
-        """One more token."""
+        """Append a token."""
         self.tokens.append(token)
         self.probs.append(prob)
         self.score += prob
@@ -132,13 +131,13 @@ class SuffixDraft:
 
 class SuffixTree:
     """A trie of all suffixes of some token sequences, cut to a depth, with counts. Sequences can be
-    appended to and removed. depth: longest path, at least 1.
+    extended and removed. depth: longest path, at least 1.
 
-    From every place of a sequence the tokens that follow, at most `depth` of them, are a path from
-    the root; the count of a node is the number of places whose path reaches it. A path that no
-    other place shares is not stored: its last node keeps the place, and is unrolled by a token when
-    another path comes along. Text that never repeats costs one node per token, whatever the depth.
-    Of children with equal counts the one that was created first is taken.
+    Up to `depth` tokens from every place of a sequence form a path from the root; the count of a
+    node is the number of places whose path reaches it. A path shared with no other place is not
+    stored: its last node keeps the place, and is unrolled by a token when another path arrives.
+    Text that never repeats costs one node per token, whatever the depth. Children with equal
+    counts: the oldest wins.
     """
 
     def __init__(self, depth: int) -> None:
@@ -151,7 +150,7 @@ class SuffixTree:
             self._append(sequence, token)
 
     def remove(self, sequence: StoredSequence) -> None:
-        """Take a sequence out; it must not be appended to any more."""
+        """Remove a sequence; it must not be extended afterwards."""
         for place in range(len(sequence.tokens)):
             children: dict[int, _Node] | None = self._root
             for token in sequence.tokens[place : place + self.depth]:
@@ -166,9 +165,8 @@ class SuffixTree:
         sequence.open.clear()
 
     def draft(self, pattern: Sequence[int], n_max: int, options: SuffixOptions) -> SuffixDraft:
-        """The path draft of the highest score over all lengths of match, the longer match of two
-        with equal scores. pattern: a text's newest tokens, at most depth of them. n_max: of the
-        draft's tokens."""
+        """The draft with the highest score over all match lengths; ties go to the longer match.
+        pattern: a text's newest tokens, at most depth of them. n_max: most tokens of the draft."""
         best = SuffixDraft()
         for n_match, start in self._matches(pattern):
             found = SuffixDraft(n_match, reason=SHORT_MATCH)
@@ -192,8 +190,8 @@ class SuffixTree:
     def choices(
         self, pattern: Sequence[int], draft: SuffixDraft, n: int
     ) -> list[list[tuple[int, float]]]:
-        """What each token of a path draft was chosen from: the n most frequent tokens with their
-        shares, the largest first."""
+        """The alternatives of each token of a draft: the n most frequent tokens with their shares,
+        largest first."""
         found = []
         at = self._find(pattern[len(pattern) - draft.n_match :])
         for drafted in draft.tokens:
@@ -205,7 +203,7 @@ class SuffixTree:
         return found
 
     def _matches(self, pattern: Sequence[int]) -> Iterator[tuple[int, _Place]]:
-        """Where the last 1, 2, … tokens lead, as long as they are a path; never all of them."""
+        """Nodes of the last 1, 2, … tokens as long as they form a path; never the whole pattern."""
         for n_match in range(1, len(pattern)):
             found = self._find(pattern[len(pattern) - n_match :])
             if found is None:
@@ -225,7 +223,7 @@ class SuffixTree:
         return (node, len(tokens)) if node else None
 
     def _children(self, at: _Place) -> Iterator[tuple[int, _Place]]:
-        """Continuations by token, in the order of their creation."""
+        """Continuations by token, oldest first."""
         node, depth = at
         if node.tail:
             sequence, place = node.tail
@@ -239,7 +237,7 @@ class SuffixTree:
         newest = len(sequence.tokens)
         sequence.tokens.append(token)
         for place in list(sequence.open):
-            node = sequence.open[place]  # which an earlier step may have moved
+            node = sequence.open[place]  # an earlier step may have moved it
             if newest - place == self.depth:
                 del sequence.open[place]
             elif node.tail is None or node.tail[1] != place or node.tail[0] is not sequence:
@@ -251,7 +249,7 @@ class SuffixTree:
     def _step(
         self, children: dict[int, _Node], sequence: StoredSequence, place: int, depth: int
     ) -> None:
-        """Lead the path of a place, newest token included, to one of these nodes of a depth."""
+        """Extend the path of a place, newest token included, to one of these nodes of a depth."""
         token = sequence.tokens[-1]
         node = children.get(token)
         if node is None:
@@ -276,7 +274,7 @@ class SuffixTree:
 
 
 _Place = tuple[_Node, int]
-"""A node and the length of the path to here; longer than the node's own path within its tail."""
+"""A node and the path length to here, which exceeds the node's own within its tail."""
 
 
 def _count(choice: tuple[int, _Place]) -> int:
@@ -284,23 +282,23 @@ def _count(choice: tuple[int, _Place]) -> int:
 
 
 SuffixAnswer = tuple[SuffixDraft, SuffixTree, list[int]]
-"""A draft, the tree that it is from, and what was looked up there."""
+"""A draft, its tree, and the pattern looked up there."""
 
 
 class SuffixTexts:
-    """The trees of all requests: one of each, and one of everybody's outputs."""
+    """The trees of all requests: one each, plus a global one of all outputs."""
 
     def __init__(self, depth: int, max_cached: int) -> None:
         """max_cached: outputs that are kept, negative = no limit."""
         self._depth, self._max_cached = depth, max_cached
         self._outputs = SuffixTree(depth)
         self._requests: dict[int, tuple[SuffixTree, StoredSequence]] = {}
-        """By request its own tree, and its text there."""
+        """Each request's own tree, and its text there."""
         self._cached: dict[int, StoredSequence] = {}
-        """By request its output in the global tree, the oldest first."""
+        """Outputs in the global tree by request, oldest first."""
 
     def start(self, request: int, prompt: Sequence[int]) -> None:
-        """A request begins. What one of the same number put out is forgotten."""
+        """Start a request; earlier output under the same number is dropped."""
         self._evict(request)
         tree, text = self._requests[request] = SuffixTree(self._depth), StoredSequence()
         tree.append(text, prompt)
@@ -311,7 +309,7 @@ class SuffixTexts:
         self._cached[request] = StoredSequence()
 
     def add(self, request: int, tokens: Sequence[int]) -> None:
-        """A request goes on."""
+        """Extend a request."""
         tree, text = self._requests[request]
         tree.append(text, tokens)
         if output := self._cached.get(request):
@@ -322,13 +320,13 @@ class SuffixTexts:
         return len(self._requests[request][1].tokens)
 
     def stop(self, request: int) -> None:
-        """A request ends; its output is kept."""
+        """End a request; its output is kept."""
         del self._requests[request]
         if output := self._cached.get(request):
             output.open.clear()
 
     def draft(self, request: int, n_max: int, options: SuffixOptions) -> SuffixAnswer:
-        """The draft of the higher score, the request's own of two equals."""
+        """The draft with the higher score; ties go to the request's own tree."""
         tree, text = self._requests[request]
         pattern = text.tokens[-self._depth :]
         own, common = (one.draft(pattern, n_max, options) for one in (tree, self._outputs))
@@ -343,7 +341,7 @@ class SuffixTexts:
 
 
 class SuffixDrafter(Drafter):
-    """Drafts from the trees; the share of the places that went on as drafted is its confidence."""
+    """Drafts from the trees; confidence is the share of places that continued as drafted."""
 
     name = "suffix"
 
@@ -362,12 +360,12 @@ class SuffixDrafter(Drafter):
         self._n_started += 1
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Take over what was decoded after the prompt."""
+        """Add the tokens decoded after the prompt."""
         if seq in self._requests:
             self._take(seq, pos0, tokens)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request; all of them see everybody's newest token."""
+        """One draft per request; all of them see the newest tokens of every sequence."""
         for request in requests:
             self._take(request.seq, request.pos0, [request.last])
         return [self._draft(self._requests[request.seq], request.n_max) for request in requests]

@@ -1,1 +1,1 @@
-"""Many runs at once: benchmarks, sweeps, tuning, matching, and the random models they use."""
+"""Experiments over many runs: benchmarks, sweeps, tuning, matching, and their random models."""

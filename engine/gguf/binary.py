@@ -16,14 +16,14 @@ from engine.gguf.part_file import DAMAGED, PartFile
 UNUSUAL = "No known model needs that many: convert or download the model again."
 TOO_LONG = "No known model needs one of more than 32 MiB: convert or download the model again."
 BLOCK = 8192
-"""Strings handled between two looks at whether opening is cancelled: a few milliseconds."""
+"""Strings processed between two checks for cancellation: a few milliseconds."""
 
 _LENGTH = struct.Struct("<Q")
 _FIRST_READ = 1 << 16
-"""Bytes of a head, which may be any number; each further read doubles what is there."""
+"""Initial read of a head of unknown size; each further read doubles it."""
 _LONGEST_TEXT = 32 * 2**20
-"""Bytes of one string: a tokenizer's JSON may take some, and what is not a text takes most memory,
-several times its bytes, while it is decoded."""
+"""Bytes of one string: a tokenizer's JSON may be long, and invalid text takes several times its
+bytes while it is decoded."""
 
 
 def never() -> bool:
@@ -38,11 +38,11 @@ def check_cancelled(cancelled: Callable[[], bool]) -> None:
 
 
 class HeadAllowance:
-    """How much the heads of a model's files may hold, all parts together.
+    """Limits on the contents of a model's heads, all parts together.
 
-    A vocabulary of 250,000 tokens with its merges has 750,000 strings in 15 MB; the largest
-    models have a few hundred keys and, with every expert by itself, 50,000 tensors. What fits
-    here is read in about a second, however the file is made.
+    A vocabulary of 250,000 tokens with merges has 750,000 strings in 15 MB; the largest models have
+    a few hundred keys and, with separate experts, 50,000 tensors. Everything within the limits is
+    read in about a second, whatever the file.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class HeadAllowance:
         }
 
     def take(self, count: int, what: str) -> int | None:
-        """Count the things named in; what was left if that is too little, else None."""
+        """Count items; returns the remaining allowance if it is too small, else None."""
         left = self._left[what]
         if count > left:
             return left
@@ -70,18 +70,18 @@ def shorten(name: str, limit: int = 80) -> str:
 
 
 class StringArray(Sequence[str]):
-    """Strings of a file, decoded when they are asked for, invalid UTF-8 as U+FFFD: as objects those
-    of a vocabulary take ten times their bytes."""
+    """Strings of a file, decoded on access, invalid UTF-8 as U+FFFD: as objects a vocabulary would
+    take ten times its bytes."""
 
     def __init__(self, data: bytes, ends: Sequence[int] | np.ndarray) -> None:
-        """data: the strings, each after its length, as in the file. ends: where each does."""
+        """data: length-prefixed strings, as in the file. ends: end offsets."""
         self._data, self._ends = data, np.array(ends, np.int32)
         self._starts = np.full_like(self._ends, _LENGTH.size)
         self._starts[1:] += self._ends[:-1]
 
     @classmethod
     def of(cls, texts: Collection[str]) -> StringArray:
-        """Of texts, as if they lay in a file."""
+        """From texts, encoded as in a file."""
         if isinstance(texts, cls):
             return texts
         parts = [text.encode("utf-8", "replace") for text in texts]
@@ -99,22 +99,22 @@ class StringArray(Sequence[str]):
         return keys(self.parts(self._starts, self._ends))
 
     def places(self, texts: Collection[str]) -> list[int]:
-        """The indices of all that are one of these."""
+        """Indices of all strings that equal one of these."""
         found = np.flatnonzero(among(self.keys, StringArray.of(texts).keys))
         return [i for i in found.tolist() if self[i] in texts]
 
     def first(self, character: bytes) -> np.ndarray:
-        """Where in the data each has this ASCII character, int32 [n]; -1 where it has none."""
+        """Offset in the data of this ASCII character in each string, int32 [n]; -1 if absent."""
         places = np.flatnonzero(np.frombuffer(self._data, np.uint8) == ord(character))
         places = np.append(places, len(self._data)).astype(np.int32)
         first = places[np.searchsorted(places, self._starts)]
         return np.where(first < self._ends, first, -1)
 
     def parts(self, starts: np.ndarray | None, ends: np.ndarray | None) -> ByteParts:
-        """Of each the bytes from and to a place in the data, or all that come before or after."""
+        """The bytes of each string between two offsets, or all before or after."""
         starts = self._starts if starts is None else starts
         ends = self._ends if ends is None else ends
-        # eight bytes at every place, also at the end
+        # eight bytes at every offset, also at the end
         words = _words(self._data + bytes(8))
         n = ends - starts
         unused = (8 * (8 - np.minimum(n, 8))).astype(np.uint64)
@@ -144,7 +144,7 @@ class StringArray(Sequence[str]):
 
 
 ByteParts = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of strings the number of bytes, int32 [n], and the first and the last eight, uint64 [n]."""
+"""Of strings the length in bytes, int32 [n], and the first and last eight bytes, uint64 [n]."""
 
 
 def _words(data: bytes | bytearray) -> np.ndarray:
@@ -153,7 +153,7 @@ def _words(data: bytes | bytearray) -> np.ndarray:
 
 
 def joined(left: ByteParts, right: ByteParts) -> ByteParts:
-    """Of each left one with the right one after it."""
+    """Each left string concatenated with its right one."""
     (n_left, first_left, last_left), (n_right, first_right, last_right) = left, right
     known = np.minimum(n_left, 8)
     kept = np.minimum(n_left, 8 - np.minimum(n_right, 8))
@@ -163,14 +163,14 @@ def joined(left: ByteParts, right: ByteParts) -> ByteParts:
 
 
 def keys(parts: ByteParts) -> np.ndarray:
-    """A number for each, uint64 [n]; those of different strings may be equal."""
+    """A hash for each, uint64 [n]; different strings may have equal ones."""
     n, first, last = (part.astype(np.uint64) for part in parts)
     mixed: np.ndarray = n * np.uint64(0x9E3779B97F4A7C15) + first * np.uint64(0xC2B2AE3D27D4EB4F)
     return mixed + last * np.uint64(0x165667B19E3779F9)
 
 
 def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which keys are among those known, bool [n]; sorted ones are found in a fifth of the time."""
+    """Whether each key is among the known ones, bool [n]; sorted keys take a fifth of the time."""
     if not len(known):
         return np.zeros(len(keys), bool)
     known = np.sort(known)
@@ -199,7 +199,7 @@ class Cursor:
 
     @property
     def begin(self) -> bytes:
-        """The first bytes, which tell other files."""
+        """The first bytes, which identify the file type."""
         return bytes(self._data[:64])
 
     @property
@@ -211,7 +211,8 @@ class Cursor:
         return ModelFileError(self.path, self.place or f"byte {self.pos}", what, remedy)
 
     def need(self, n_bytes: int) -> None:
-        """Have `n_bytes` more bytes of header ready. Raises ModelFileError for too few."""
+        """Read at least `n_bytes` more header bytes. Raises ModelFileError if the file is too
+        short."""
         wanted = self.pos + n_bytes
         if wanted <= len(self._data):
             return
@@ -224,7 +225,7 @@ class Cursor:
         raise self.error("the metadata exceeds 64 MiB", UNUSUAL)
 
     def _fill(self, n_bytes: int) -> None:
-        """Read on until the first n_bytes are there, or all there may be."""
+        """Read on until the first n_bytes are available, or the limit is reached."""
         start = len(self._data)
         more = bytearray(min(n_bytes, self._limit) - start)
         self._part.read(start, memoryview(more))
@@ -237,7 +238,7 @@ class Cursor:
             raise self.error(f"{count} {what} are announced, but the file has room for {most}")
 
     def announced(self, count: int, min_bytes: int, what: str) -> None:
-        """Check as room_for does, and take `count` off what may be read of all parts' heads."""
+        """Like room_for, and subtract `count` from the allowance."""
         self.room_for(count, min_bytes, what)
         left = self._allowance.take(count, what)
         if left is not None:
@@ -285,7 +286,7 @@ class Cursor:
         return StringArray(bytes(memoryview(self._data)[begin : self.pos]), ends)
 
     def _pass(self) -> None:
-        """Pass one string."""
+        """Skip one string."""
         n = self.u64()
         self.need(n)
         if n > _LONGEST_TEXT:
@@ -293,8 +294,8 @@ class Cursor:
         self.pos += n
 
     def _short(self, count: int) -> np.ndarray | None:
-        """Pass strings, all shorter than 256 bytes, in a tenth of the time; where each ends, int64
-        [count]. None, and none passed, where one is longer or the file ends."""
+        """Skip strings that are all shorter than 256 bytes, in a tenth of the time; returns their
+        end offsets, int64 [count]. None, skipping nothing, if one is longer or the file ends."""
         room = min(self.pos + (count << 8), self._limit)
         if room > len(self._data):
             self._fill(max(room, 2 * len(self._data)))

@@ -1,7 +1,7 @@
 """Byte-pair merges of a vocabulary.
 
-A short text needs few of them: those that make a part of one of its words. They are looked up among
-the strings as they lie in the file; the tables of all, half a second's work, are made for more.
+A short text needs few of them: those that make a part of one of its words. They are looked up in
+the raw strings; the full tables, half a second's work, are built for more.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _KEY = "tokenizer.ggml.merges"
 _NORMAL = 1  # a type of tokens
 _REMEDY = "Use another copy of the model, or convert it again."
 _FEW, _ONE = 20_000, 2_000
-"""Parts of words that are looked up, in all texts together, before the tables of all are made; each
-text counts as that many at least."""
+"""Word parts looked up, over all texts, before the full tables are built; each text counts as at
+least this many."""
 
 
 class BytePairs:
-    """Cuts texts without special tokens."""
+    """Tokenises texts without special tokens."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class BytePairs:
         return found
 
     def _few(self, text: str) -> MergeTokenizer | None:
-        """What this text needs; None where that is too much."""
+        """The merges that this text needs; None if they are too many."""
         if self._merges is None or len(text) > self._left:
             return None
         words = {word for word, _ in self._split.pre_tokenize_str(text)}
@@ -131,8 +131,8 @@ def _blocks(
 def _merges_by_rank(
     tokens: Sequence[str], types: Sequence[int], ids: dict[str, int], cancelled: Callable[[], bool]
 ) -> list[tuple[str, str]]:
-    """The merges of a vocabulary whose tokens are in the order of their ranks: whatever two tokens
-    make a third one are merged, the first made first (as tiktoken does)."""
+    """The merges of a vocabulary whose tokens are in rank order: any two tokens that form a third
+    one are merged, lowest id first (as in tiktoken)."""
     merges: list[tuple[str, str]] = []
     for start, block in _blocks(tokens, cancelled):
         named = enumerate(block, start)
@@ -141,9 +141,9 @@ def _merges_by_rank(
 
 
 def _are_of_tokens(merges: StringArray, tokens: StringArray, cancelled: Callable[[], bool]) -> bool:
-    """Whether each merge names two tokens and makes a third one: certain where False. Of keys some
-    are equal by chance, which does no harm: what is looked up is among the tokens, and the tables
-    of all are made of what is."""
+    """Whether each merge consists of two tokens and forms a third: certain if False. Hash
+    collisions are harmless, because look-ups use tokens only and the full tables are built from
+    checked merges."""
     spaces = merges.first(b" ")
     if (spaces < 0).any():
         return False

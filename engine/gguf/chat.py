@@ -45,7 +45,7 @@ class ChatTemplate:
 
     @classmethod
     def from_gguf(cls, file: TypedMetadata) -> ChatTemplate | None:
-        """The file's template, or None; the template itself is not judged before `render`."""
+        """The file's template, or None; it is not validated before `render`."""
         source = file.str_("tokenizer.chat_template", "")
         if not source:
             return None
@@ -92,17 +92,17 @@ def _token(file: TypedMetadata, name: str) -> str | None:
 
 
 def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]) -> dict[str, Any]:
-    """The worker's reply; an error of its own kind where it was stopped or died."""
+    """The worker's reply; raises an error if it was stopped or died."""
     limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
     request = {"template": template, "variables": variables, "limits": limits}
     try:
-        # a file: what a pipe does not take at once, communicate() of Python 3.11 does not send
-        # after its first timeout
+        # a file: communicate() of Python 3.11 does not send the rest of a pipe's input after its
+        # first timeout
         with tempfile.TemporaryFile() as asked:
             asked.write(json.dumps(request).encode())
             asked.seek(0)
             worker = subprocess.Popen(
-                # -P: our folder must not shadow other modules' names
+                # -P: our folder must not shadow other modules
                 [sys.executable, "-P", str(_WORKER)],
                 stdin=asked,
                 stdout=subprocess.PIPE,
@@ -122,7 +122,7 @@ def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]
 
 
 def _answer(worker: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> bytes | None:
-    """What the worker writes, None if that takes too long. It has ended in any case."""
+    """The worker's output, None on timeout. It has ended in any case."""
     try:
         # counted: a clock may go on while this process and the worker are both stopped
         for _ in range(round(MAX_WALL / LOOK_S)):
@@ -136,7 +136,7 @@ def _answer(worker: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> b
 
 def _fail(reply: dict[str, Any]) -> NoReturn:
     kind, line = reply["error"], reply.get("line")
-    # the template's own words end up on a terminal
+    # the template's own words may reach a terminal
     detail = shorten(str(reply.get("detail")), MAX_DETAIL)
     place = f" at line {line}" if line else ""
     message, remedy = {

@@ -1,7 +1,7 @@
-"""What is in a model's tensors, as one hash: found in the background and kept for the next time.
+"""Hash of a model's tensors, computed in the background and cached.
 
-The head of a file does not tell a model from the same model trained on. Hashing all the data takes
-half a second per GiB (SHA-256, which processors have instructions for), so no one waits for it.
+The head of a file does not distinguish a model from the same model after further training. Hashing
+all data takes half a second per GiB (SHA-256 with hardware support), so nothing waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.gguf.part_file import FileStamp
 from kernels.kernel_files import cache_folder
 
 HASH_S = 60.0
-"""How long a command waits for what only the hash tells, seconds."""
+"""Time a command waits for the hash, seconds."""
 _CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
 _LOOK_S = 0.05
 _MOST_KEPT = 256
@@ -36,7 +36,7 @@ _SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get th
 
 
 ModelFilePart = tuple[Path, FileStamp, int]
-"""One file of a model as it was when opened, and the bytes before its tensors."""
+"""One file of a model as it was when opened, and the size of its head."""
 
 
 def hash_tensors(
@@ -64,18 +64,18 @@ def hash_tensors(
 
 
 def kept_file() -> Path:
-    """Where hashes are kept."""
+    """Path of the hash cache."""
     return cache_folder() / "contents.json"
 
 
 def kept_hash(parts: Sequence[ModelFilePart]) -> str | None:
-    """The hash found earlier for the same files, unchanged since."""
+    """The hash computed earlier for the same unchanged files."""
     key = _key(parts)
     return next((found for known, found in _read() if known == key), None)
 
 
 def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
-    """Remember a hash, if the files have not just been written and the disk takes it."""
+    """Cache a hash, unless the files have just been written or the disk is full."""
     newest = max(max(stamp.mtime_ns, stamp.ctime_ns) for _, stamp, _ in parts)
     if time.time_ns() - newest < _SETTLED_NS:
         return
@@ -83,7 +83,7 @@ def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
     others = [entry for entry in _read() if _paths(entry[0]) != _paths(key)]
     text = json.dumps({"version": 1, "contents": [*others[1 - _MOST_KEPT :], (key, found)]})
     path = kept_file()
-    with suppress(OSError, DraftscopeError):  # it is found again the next time
+    with suppress(OSError, DraftscopeError):  # it will be computed again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
 
@@ -114,7 +114,7 @@ def _read() -> list[tuple[list[list[Any]], str]]:
 
 
 class ContentHash:
-    """Finds the hash of models in a thread of its own and writes it into their identities.
+    """Computes the hash of models in a thread and stores it in their identities.
 
     models: for each the identity that gets `content`, and its files.
     """
@@ -131,11 +131,11 @@ class ContentHash:
         return all(one.get("content") for identities, _ in self._models for one in identities)
 
     def tell(self, identity: dict[str, Any]) -> None:
-        """Write the first model's hash here too; to be called before `start`."""
+        """Store the first model's hash here too; call before `start`."""
         self._models[0][0].append(identity)
 
     def start(self, ready: Callable[[], bool]) -> None:
-        """Begin once `ready` returns True; it is called in the thread, every 50 ms."""
+        """Start once `ready` returns True; it is polled in the thread, every 50 ms."""
         if self._thread is None and not self.known:
             self._thread = threading.Thread(
                 target=self._work, args=(ready,), name="content", daemon=True
@@ -144,19 +144,19 @@ class ContentHash:
             self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait so long at most for what was started; whether all is known then."""
+        """Wait for the started work at most this long; returns whether everything is known."""
         self._hurry.set()
         if self._thread is not None:
             self._thread.join(seconds)
         return self.known
 
     def find(self, seconds: float) -> None:
-        """Begin now, and wait so long at most."""
+        """Start now, and wait at most this long."""
         self.start(lambda: True)
         self.wait(seconds)
 
     def cancel(self) -> None:
-        """Give up and wait for the thread's end; what is known stays."""
+        """Cancel and wait for the thread's end; known hashes stay."""
         self._cancelled.set()
         self._hurry.set()
         if self._thread is not None:
@@ -165,7 +165,7 @@ class ContentHash:
 
     def _work(self, ready: Callable[[], bool]) -> None:
         n_bytes = sum(stamp.size for _, parts in self._models for _, stamp, _ in parts)
-        # small files are soon hashed, and with all processors busy an idle thread never ends
+        # small files are hashed soon, and with all processors busy an idle thread never ends
         if sys.platform == "linux" and n_bytes > _LARGE:  # a priority can be a thread's own there
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -49,8 +49,8 @@ class TensorInfo:
     offset: int
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor can stand for one of this shape: dimensions of 1 may be missing at
-        either end, and one that is not quantised may be without any rows, as one long row."""
+        """Whether the tensor can be used for one of this shape: dimensions of 1 may be missing at
+        either end, and an unquantised one may be flattened."""
         if _core(self.shape) == _core(shape):
             return True
         flat = len(_core(self.shape)) == 1 and self.n_elements == prod(shape)
@@ -59,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What precedes the tensor data of one file; `head` is all of it as it is in the file."""
+    """The head of one file; `head` is its bytes."""
 
     version: int
     metadata: dict[str, Any]
@@ -247,7 +247,7 @@ def _refuse_overlaps(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
 # -- types of tensors ---------------------------------------------------------------------------
 
 LARGEST_TYPE = 1023
-"""A larger number is taken for damage: forks count to 400."""
+"""Larger numbers count as damage: forks count to 400."""
 
 _NEWER = {42: "Q2_0"}
 _REMOVED = {
@@ -287,11 +287,11 @@ _NEW, _OLD, _OF_IK, _OF_PRISM, _UNKNOWN = _REMEDIES
 
 
 class TensorType(NamedTuple):
-    """A type by the number that a file gives it: of the gguf package, a newer or older llama.cpp,
-    or a fork, which is named and cannot be decoded here.
+    """A tensor type by its number in a file: of the gguf package, a newer or older llama.cpp, or a
+    fork, which is named and cannot be decoded here.
 
-    name: as ggml's. block: elements of a block, of n_bytes; 1 and 0 where that is not known.
-    owner: what writes it, empty for a type of the gguf package.
+    name: ggml's. block: elements of a block of n_bytes; 1 and 0 if unknown. owner: the engine that
+    writes it, empty for a type of the gguf package.
     """
 
     name: str

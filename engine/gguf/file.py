@@ -25,11 +25,11 @@ __all__ = ["REQUIRED", "GgufFile", "TensorInfo"]
 
 
 class GgufFile(TypedMetadata):
-    """A model's files: what precedes the tensors has been read, they are read when asked for.
+    """A model's files: heads have been read, tensors are read on demand.
 
-    path: part 1. parts: all files. n_bytes: their size together. metadata: that of part 1.
-    tensors: the directory over all parts, by name. contents: the parts as they were when opened.
-    files: the parts themselves, which tell what becomes of them after they have been closed, too.
+    path: part 1. parts: all files. n_bytes: their total size. metadata: of part 1. tensors: the
+    directory over all parts, by name. contents: the parts as they were when opened. files: the
+    parts, which report changes also after they were closed.
     """
 
     def __init__(self, files: list[PartFile], directories: list[Directory]) -> None:
@@ -96,8 +96,8 @@ class GgufFile(TypedMetadata):
         self.files[info.part].read(info.offset + start, into.data)
 
     def read_ahead(self) -> None:
-        """Begin to copy the tensors that are stored in blocks, in the background, for the reader
-        that copies them to where they lie in the file (engine.gguf.reader)."""
+        """Start to copy the tensors stored in blocks, in the background, for the reader that keeps
+        them in file layout (engine.gguf.reader)."""
         for number, file in enumerate(self.files):
             spans: list[tuple[int, int]] = []
             mine = (one for one in self.tensors.values() if one.part == number)
@@ -116,10 +116,10 @@ class GgufFile(TypedMetadata):
         return self.files[part].mapped()
 
     def identity(self) -> dict[str, Any]:
-        """What tells the model from others (engine.trace.run_ref).
+        """What identifies the model (engine.trace.run_ref).
 
-        name and size in bytes; modified_ns: time of the last change in ns since 1970; sha256: of
-        the metadata and directory of all parts; content: of the tensors, None while not known.
+        name and size in bytes; modified_ns: modification time in ns since 1970; sha256: of the
+        metadata and directory of all parts; content: of the tensors, None while unknown.
         """
         return {
             "name": self.path.name,
@@ -130,7 +130,7 @@ class GgufFile(TypedMetadata):
         }
 
     def close(self) -> None:
-        """Close the files; those with mapped bytes still in use stay open as long as these."""
+        """Close the files; those with mapped bytes in use stay open until these are freed."""
         for file in self.files:
             file.close()
         self._is_closed = True
@@ -151,8 +151,8 @@ class GgufFile(TypedMetadata):
 
 
 def _close(files: Sequence[PartFile], error: BaseException | None) -> None:
-    """Close files that have been read, perhaps until an error. Raises ModelFileError where one was
-    written to meanwhile, which explains the error, too."""
+    """Close files after reading, possibly after an error. Raises ModelFileError if one was written
+    to meanwhile, which explains the error."""
     try:
         if error is None or isinstance(error, DraftscopeError):
             for file in files:

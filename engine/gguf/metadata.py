@@ -1,4 +1,4 @@
-"""Typed access to a model's metadata: a wrong or missing value is an error that names its key."""
+"""Typed access to a model's metadata; errors name the key of a wrong or missing value."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TypedMetadata:
         return f"{self.architecture}{key}" if key.startswith(".") else key
 
     def wrong(self, key: str, what: str) -> ModelFileError:
-        """The error of a value that cannot be."""
+        """An error for an impossible value."""
         return ModelFileError(self.path, f"key {self.full(key)}", what, REMEDY)
 
     def get(self, key: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a GGUF file is, whatever it holds, from its metadata and directory."""
+"""Outline of any GGUF file, from its metadata and directory."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _FOREIGN = (
 
 
 def other_kind(file: GgufFile) -> tuple[str, str] | None:
-    """What the file is if not a model, with its article, and what to do with it; None for a model,
-    of whatever architecture."""
+    """The kind of a file that is not a model, with its article, and what to do with it; None for a
+    model of any architecture."""
     kind = file.metadata.get("general.type")
     kind = kind if isinstance(kind, str) else ""
     arch = file.architecture

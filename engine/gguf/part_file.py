@@ -1,4 +1,4 @@
-"""Files of a model: bytes that are read or mapped, and what becomes of a file on its disk."""
+"""Files of a model: reading or mapping them, and detecting changes on disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from engine.errors import ModelFileError
 
 DAMAGED = "The file is incomplete or damaged: download or copy it again."
 WRITTEN, REPLACED = "written", "replaced"
-"""What can become of a file: written to in place, or another one is under its name now."""
+"""Changes of a file: written in place, or replaced by another one under its name."""
 _READ = 2 << 20
 """Bytes read at once at most: what the system has just cleared for them is in the processor's cache
 then. 64 MiB at once took twice the time into huge pages (Xeon, family 6 model 207)."""
 _LATER = "Open it again when it is complete."
-# they move st_ctime, and leave the content alone
+# they change st_ctime but not the content
 _OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
 
 
@@ -90,7 +90,7 @@ class PartFile:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether bytes of the file itself are in use, or may be asked for."""
+        """Whether bytes of the file itself are in use, or may be requested."""
         return self._map is not None
 
     def read(self, offset: int, into: memoryview) -> None:
@@ -112,13 +112,13 @@ class PartFile:
             ) from error  # fmt: skip
 
     def mapped(self) -> mmap.mmap:
-        """The whole file, for reading only; it stays mapped while views of it are in use. After
-        each use `check_mapped` tells whether all of it could be read.
+        """The whole file, read-only; it stays mapped while views are in use. After each use
+        `check_mapped` tells whether it could be read.
 
-        Raises ModelFileError where it cannot be mapped.
+        Raises ModelFileError if it cannot be mapped.
         """
         if self._map is None:
-            self.check_unchanged()  # mmap maps what there is, which may be less by now
+            self.check_unchanged()  # mmap would map a file that has become shorter
             try:
                 self._map = _Mapping(self._file.fileno(), self.n_bytes, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
@@ -130,15 +130,15 @@ class PartFile:
         return self._map
 
     def read_ahead(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to fill what `copy` gives with these bytes, from and to, rising; once."""
+        """Start to fill the copy with these byte ranges, ascending; once."""
         if self._ahead is None:
-            with suppress(OSError):  # no memory: who wants it says so
+            with suppress(OSError):  # no memory: the reader will report it
                 self._ahead = PrivateCopy(self.n_bytes)
                 self._ahead.fill(self._file.fileno(), spans)
 
     def copy(self) -> PrivateCopy:
-        """Memory for a copy of it, for one reader; what was read ahead is there for the first one.
-        Raises OSError."""
+        """Memory for a copy, for one reader; the first one gets what was read ahead. Raises
+        OSError."""
         ahead, self._is_copied = None if self._is_copied else self._ahead, True
         return ahead or PrivateCopy(self.n_bytes)
 
@@ -160,8 +160,8 @@ class PartFile:
     # -- what becomes of it on the disk ----------------------------------------------------
 
     def change(self) -> str:
-        """WRITTEN, REPLACED, or empty while the file is the one opened, or removed, which does no
-        harm to what is open. Costs a system call, two once it is not there any more."""
+        """WRITTEN, REPLACED, or empty if the file is the opened one or was removed, which is
+        harmless while it is open. Costs one system call, two once the name is gone."""
         if self._is_written:
             return WRITTEN
         try:
@@ -184,21 +184,21 @@ class PartFile:
             raise self._changed()
 
     def check_whole(self) -> None:
-        """Raises ModelFileError where mapped bytes lie beyond the file's end by now: reading them
-        ends the process, where that cannot be caught."""
+        """Raises ModelFileError if mapped bytes are beyond the file's present end: reading them
+        would end the process where that cannot be caught."""
         if self._map is not None and self._map.size() < self.n_bytes:
             raise self._map.error()
 
     def check(self) -> None:
-        """Raises ModelFileError where mapped bytes are others than when the file was opened.
+        """Raises ModelFileError if mapped bytes have changed since the file was opened.
 
-        A file that was only replaced by another, or removed, is there for them.
+        A replaced or removed file is still available to mappings.
         """
         if self._map is not None and (self._map.is_struck or self.change() == WRITTEN):
             raise self.has_changed()
 
     def has_changed(self) -> ModelFileError:
-        """What to say where the file is not the one opened."""
+        """The error for a changed file."""
         return ModelFileError(
             self.path, "file", "has changed since it was opened", "Open it again."
         )
@@ -215,7 +215,7 @@ class _Mapping(mmap.mmap):
     guard: finalize[..., _Mapping] | None = None
 
     def error(self) -> ModelFileError:
-        """What to say where a page could not be read."""
+        """The error for an unreadable page."""
         is_short = self.size() < len(self)
         what = "was cut short" if is_short else "could not be read any more"
         return ModelFileError(
@@ -227,11 +227,10 @@ class _Mapping(mmap.mmap):
 
 
 def check_mapped() -> None:
-    """Raises ModelFileError where a mapped file could not be read since the last call: what was
-    computed in the meantime is void. Costs a look into a table.
+    """Raises ModelFileError if a mapped file could not be read since the last call: results since
+    then are invalid. Costs a table look-up.
 
-    Only where the system lets such a read be caught (kernels.llvm.bus_errors); elsewhere it ends
-    the process.
+    Only where such a read can be caught (kernels.llvm.bus_errors); elsewhere it ends the process.
     """
     numbers = _handler.struck() if _handler else ()
     if struck := [_guarded[number] for number in numbers if number in _guarded]:
@@ -245,9 +244,9 @@ def _last_change(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def _is_written(before: os.stat_result, now: os.stat_result, is_same_entry: bool) -> bool:
-    """Whether a later st_ctime comes from a write: size or time of the last change say so, and
-    where a tool has set these back, that nothing else does. is_same_entry: whether the file still
-    has its name, which a new one would explain."""
+    """Whether a later st_ctime comes from a write: size or modification time changed, or, if a tool
+    has reset these, nothing else explains it. is_same_entry: whether the file still has its name; a
+    rename would explain it."""
     if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
         return True
     return is_same_entry and all(getattr(now, x) == getattr(before, x) for x in _OF_ENTRY)
@@ -262,7 +261,7 @@ _guarded: WeakValueDictionary[int, _Mapping] = WeakValueDictionary()
 
 
 def _guard(mapping: _Mapping) -> None:
-    """Have the bus errors of a mapping caught, where they can be."""
+    """Catch bus errors of a mapping where possible."""
     global _handler
     from kernels.llvm.bus_errors import bus_errors  # here, because it loads the compiler
 
@@ -271,7 +270,7 @@ def _guard(mapping: _Mapping) -> None:
     number = _handler.guard(address, len(mapping)) if _handler else None
     if number is not None:
         _guarded[number] = mapping
-        # the mapping ends with its last view, perhaps long after the file was closed
+        # the mapping ends with its last view, possibly long after the file was closed
         mapping.guard = finalize(mapping, _handler.forget, number)
         mapping.guard.atexit = False
 
@@ -283,12 +282,11 @@ for before the first and after the last one; after: the last round before."""
 
 
 LOOK_S = 1 / 4
-"""Time between two looks of a run at its model files, seconds: each takes some 0.2 ms."""
+"""Interval of a run's checks of its model files, seconds: each takes about 0.2 ms."""
 
 
 class ModelFiles:
-    """The files of an open model and of what drafts for it, watched while in use. parts: every
-    file, those of drafters too."""
+    """The files of an open model and its drafters, monitored while in use. parts: every file."""
 
     def __init__(self, parts: Iterable[PartFile] = ()) -> None:
         self.parts = list(parts)
@@ -300,16 +298,16 @@ class ModelFiles:
 
     @property
     def changed(self) -> bool:
-        """Whether any of the files on the disk is another one by now, or was written to."""
+        """Whether any file on disk was replaced or modified."""
         return any(part.change() for part in self.parts)
 
     def check(self) -> None:
-        """Raises ModelFileError where weights in use are not those that were opened."""
+        """Raises ModelFileError if weights in use have changed since opening."""
         for part in self.parts:
             part.check()
 
     def note(self, facts: dict[str, Any], round_: int | None, after: int | None = None) -> None:
-        """Add to the facts of a run what has become of the files, once for each."""
+        """Add changes of the files to the facts of a run, each once."""
         for part in self.parts:
             if change := part.change():
                 known = facts.setdefault(CHANGES, [])
@@ -320,12 +318,12 @@ class ModelFiles:
 
 _HUGE = 2 << 20
 _AT_ONCE = 16 << 20
-"""Bytes read between two turns of the interpreter lock, for which the thread may wait 5 ms."""
+"""Bytes read per release of the GIL, which may take 5 ms to reacquire."""
 
 
 class PrivateCopy:
-    """memory: none of it in use yet, on huge pages where there are some: they take as long to fill,
-    and products read them faster (engine.machine.host_memory)."""
+    """memory: untouched, on huge pages if available: they take as long to fill, and products read
+    them faster (engine.machine.host_memory)."""
 
     def __init__(self, n_bytes: int) -> None:
         """Raises OSError."""
@@ -344,7 +342,7 @@ class PrivateCopy:
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
 
     def fill(self, file: int, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to read these bytes of an open file, from and to, rising, to the same places."""
+        """Start to read these byte ranges of an open file, ascending, to the same offsets."""
         if hasattr(os, "preadv"):
             self._spans, self._is_done = spans, False
             args = os.dup(file), memoryview(self.memory)
@@ -352,8 +350,8 @@ class PrivateCopy:
             self._thread.start()
 
     def has(self, start: int, stop: int, seconds: float) -> bool | None:
-        """Whether these bytes are there; None where that is not known within these seconds. What
-        will never be, after an error too, is to be read by who wants it."""
+        """Whether these bytes are there; None if unknown within these seconds. Bytes that will
+        never come, also after an error, must be read by the caller."""
         if not any(first <= start and stop <= last for first, last in self._spans):
             return False
         with self._moved:

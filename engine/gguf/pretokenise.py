@@ -1,6 +1,7 @@
-"""How text is cut into the pieces that byte-pair merges may not cross, and bytes written as text.
+"""Pre-tokenisation: splitting text into the pieces that byte-pair merges may not cross, and bytes
+as characters.
 
-The split patterns are data of the model family: a file names its own by `tokenizer.ggml.pre`.
+Split patterns depend on the model family: a file names its own in `tokenizer.ggml.pre`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 
 class Splitting(NamedTuple):
-    """How the tokenizers of one name cut and join text.
+    """How tokenizers of one name split and join text.
 
-    patterns: applied in turn, each to the pieces of the one before. whole_words: a piece that is a
-    token itself is taken as it is, whatever its merges say. add_bos: unless the file says
-    otherwise. by_rank: where a file has no merges, the order of its tokens stands for them.
+    patterns: applied in turn, each to the pieces of the previous one. whole_words: a piece that is
+    a token is used as it is, whatever its merges. add_bos: default. by_rank: without merges, the
+    order of tokens replaces them.
     """
 
     patterns: tuple[str, ...]

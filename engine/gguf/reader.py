@@ -25,8 +25,7 @@ from kernels.rows import take_rows
 # bytes, as GGUF aligns tensors unless a file says otherwise
 _ALIGNED = 32
 _STEP, _LOOK_S = 64 << 20, 0.1
-"""Bytes of a tensor that are copied, and seconds that they are waited for, between two looks at
-whether loading is cancelled."""
+"""Bytes copied, and seconds waited, between two checks for cancellation."""
 
 _Read = Callable[[TensorInfo, slice, int], Tensor]
 
@@ -37,12 +36,11 @@ def scale_of(name: str) -> str:
 
 
 class TensorReader:
-    """Hands out the tensors of a file one by one; the total of `progress` is the bytes of all.
+    """Reads the tensors of a file one by one; the total of `progress` is the bytes of all.
 
-    mapped: tensors that stay as they are stored are the mapped file itself and change with it, not
-    copies; tables_mapped: those of `rows` alone. in_place: copies lie as in the file, those that
-    follow each other there in one piece; without it, for tensors that are moved elsewhere, each
-    has memory of its own.
+    mapped: tensors kept as stored are the mapped file itself, not copies; tables_mapped: those of
+    `rows` only. in_place: copies have the file's layout, with adjacent ones contiguous; otherwise,
+    for tensors that are moved elsewhere, each has memory of its own.
     """
 
     def __init__(
@@ -101,9 +99,9 @@ class TensorReader:
         return ids
 
     def take_each(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """The slices of a tensor along its first dimension in turn, each read when asked for.
+        """The slices of a tensor along its first dimension, read on demand.
 
-        Otherwise as `take`, cancelled between slices as well.
+        Otherwise as `take`, with cancellation between slices.
         """
         scale = self.scale(name)
         scales = scale if scale is not None else torch.ones(1)
@@ -125,8 +123,8 @@ class TensorReader:
         return tensor.reshape(*shape[:-1], -1)
 
     def settle(self, names: Collection[str], joined: Tensor) -> Tensor:
-        """A rearranged copy of all rows of tensors of `take_blocks`, which are not used any more:
-        put where they lie in the copied file if they are neighbours there."""
+        """Store a rearranged copy of all rows of tensors from `take_blocks`, which are no longer
+        used: at their place in the copied file if they are adjacent there."""
         infos = sorted((self._file.tensors[name] for name in names), key=attrgetter("offset"))
         first, last = infos[0], infos[-1]
         part = self._parts.get((first.part, self._mapped))
@@ -139,8 +137,8 @@ class TensorReader:
         return joined
 
     def release(self, names: Collection[str]) -> None:
-        """Give back the memory of tensors of `take_blocks` that have been copied, but not of those
-        that a copy was put in place of."""
+        """Free the memory of tensors from `take_blocks` that have been copied, unless a copy was
+        stored there."""
         for info in (self._file.tensors[name] for name in names if name not in self._settled):
             start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             stop = (info.offset + info.n_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -150,7 +148,7 @@ class TensorReader:
                 part[0].madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
-        """A table of which rows are asked for; the first one is decoded to see that it can be.
+        """A table for row look-ups; the first row is decoded as a check.
 
         Raises as `take`.
         """
@@ -161,12 +159,12 @@ class TensorReader:
         return StoredRows(data, info.type.name, shape)
 
     def is_scaled(self, name: str) -> bool:
-        """Whether a scale of its own is part of a matrix, which then is not its blocks alone."""
+        """Whether a matrix has a scale of its own, so that its blocks alone are not its values."""
         return scale_of(name) in self._file.tensors
 
     def scale(self, name: str) -> Tensor | None:
-        """What a matrix is multiplied by, f32 [1], or [n] for each of n experts; None for 1. Raises
-        ModelFileError for a number that is not finite."""
+        """The scale of a matrix, f32 [1], or [n] for each of n experts; None for 1. Raises
+        ModelFileError if it is not finite."""
         if not self.is_scaled(name):
             return None
         scale = torch.from_numpy(self._file.raw(scale_of(name)).view(np.float32))
@@ -186,7 +184,7 @@ class TensorReader:
     def _pieces(
         self, name: str, shape: tuple[int, ...], count: int, what: str, read: _Read
     ) -> Iterator[Tensor]:
-        """A tensor in `count` equal parts, which count as progress the first time."""
+        """A tensor in `count` equal parts, counted as progress the first time."""
         info = self._find(name, shape)
         size = info.n_bytes // count
         is_new = name not in self._seen
@@ -222,7 +220,7 @@ class TensorReader:
         return info
 
     def _stored(self, mapped: bool, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
-        """All of a tensor as it is stored, each of its pages read once."""
+        """A tensor as stored, with each of its pages touched once."""
         if mapped:
             tensor = self._place(info, mapped=True)
             tensor[:: mmap.PAGESIZE].amax()  # a byte of each page
@@ -302,10 +300,9 @@ def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
 
 
 def _as_tensor(memory: mmap.mmap) -> Tensor:
-    """A uint8 tensor over a mapping, which lives as long as it or a part of it.
+    """A uint8 tensor over a mapping, which lives as long as any part of it.
 
-    torch warns about arrays that cannot be written, which mapped files cannot; so every one is
-    presented to it as if it could be.
+    torch warns about read-only arrays, such as mapped files, so the array is presented as writable.
     """
     array = np.frombuffer(memory, np.uint8)
     interface = {**array.__array_interface__, "data": (array.ctypes.data, False)}
@@ -323,8 +320,7 @@ def _text(shape: tuple[int, ...]) -> str:
 
 
 class StoredRows:
-    """A table of which rows are decoded when they are asked for: a tensor as it is stored, in the
-    mapped file or a copy.
+    """A table whose rows are decoded on demand: a tensor as stored, mapped or copied.
 
     data: uint8 [n_bytes]. type: name of the GGML type. shape: rows and columns.
     """
@@ -338,7 +334,7 @@ class StoredRows:
         return self._rows.nbytes
 
     def to(self, device: torch.device) -> StoredRows:
-        """The table on a CUDA device, for numbers that are there."""
+        """The table on a CUDA device, for row numbers on that device."""
         shape = len(self._rows), self._width
         if decodes_on_gpu(self._type):
             return StoredRows(self._rows.view(-1).to(device), self._type, shape)
@@ -346,8 +342,8 @@ class StoredRows:
         return StoredRows(numbers.view(-1).to(device), "F32", shape)
 
     def take(self, numbers: Tensor) -> Tensor:
-        """Rows by number, int64 of any shape on the table's device, as float32
-        [*numbers.shape, width] there. The host looks at none of the numbers."""
+        """Rows by number, int64 of any shape on the table's device, as float32 [*numbers.shape,
+        width] there. Does not synchronise with the host."""
         blocks = take_rows(self._rows, numbers.flatten())
         if self._type == "F32":
             rows = blocks.view(torch.float32)

@@ -1,8 +1,8 @@
-"""Pieces with scores: how a text is cut where the vocabulary of a file has no merges.
+"""Scored pieces: tokenisation with vocabularies without merges.
 
-"llama" (SentencePiece): of all neighbours that make a token, those of the best score are joined
-first. "plamo2": of all ways through the text, the one whose sum of scores is best. Characters that
-are no token become the tokens of their bytes. Both do what llama.cpp's do.
+"llama" (SentencePiece): adjacent parts that form the token with the best score are merged first.
+"plamo2": the segmentation with the best sum of scores. Characters that are not tokens become byte
+tokens. Both as in llama.cpp.
 """
 
 from __future__ import annotations

@@ -83,11 +83,10 @@ class Tokenizer:
         add_eos: bool = False,
         prefix: str = "",
     ) -> None:
-        """Takes consistent parts; `from_gguf` is the way in that checks them.
+        """Takes consistent parts; `from_gguf` is the checked constructor.
 
-        ids: of the texts in `tokens` that may end a text, at least. encode: cuts a text without
-        special tokens. prefix: what goes in front of a text at the beginning and after a special
-        token.
+        ids: at least of texts in `tokens` that may end a text. encode: tokenises a text without
+        special tokens. prefix: inserted before a text at the beginning and after a special token.
         """
         self.model = model
         self.pre = pre
@@ -264,8 +263,8 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
 def _read_tokens(
     file: TypedMetadata, of_bytes: Sequence[str], cancelled: Callable[[], bool]
 ) -> tuple[StringArray, dict[str, int]]:
-    """All tokens, and the ids of those that are asked for by name; of a text that is there twice,
-    the last. of_bytes: the tokens of single bytes, all of which are needed."""
+    """All tokens, and ids of those needed by name; for duplicates the last one. of_bytes: the byte
+    tokens, all of which are required."""
     key = "tokenizer.ggml.tokens"
     tokens = StringArray.of(file.strs(key))
     check_cancelled(cancelled)
@@ -310,7 +309,7 @@ def _kept(
     eos: int | None = None,
     add_bos: bool,
 ) -> dict[str, Any]:
-    """What a file says of special tokens; bos, eos, add_bos: where it says nothing."""
+    """Special tokens from a file; bos, eos, add_bos: defaults."""
     return {
         "bos_id": _read_id(file, "bos_token_id", n_vocab, bos),
         "eos_id": _read_id(file, "eos_token_id", n_vocab, eos),

@@ -1,1 +1,1 @@
-"""The machine underneath: device, memory, recorded launches, clock."""
+"""The machine: device, memory, recorded launches, clock."""

@@ -1,4 +1,4 @@
-"""The clock of a run: it stops while kernels are compiled and while a run is looked at."""
+"""The clock of a run, paused while kernels are compiled and while a run is inspected."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from kernels.llvm.program import building, n_building
 
 
 def run_clock() -> float:
-    """Seconds, of which only differences mean anything, and only within one thread.
+    """Seconds, of which only differences within one thread are meaningful.
 
-    A kernel is compiled when it is first called, once on a machine for each shape. In the rounds
-    that wait for it that would be a hundred times their own duration, and a first run would be
-    slower than a second one of the same prompt, so it is in no figure of a run.
+    A kernel is compiled on its first call, once per machine and shape. In the rounds that wait for
+    it this would be a hundred times their own duration, and a first run would be slower than a
+    second one of the same prompt, so it is excluded from all figures of a run.
     """
     return perf_counter() - building.seconds - _paused.seconds
 
 
 def is_compiling() -> bool:
-    """Whether any thread compiles a kernel now."""
+    """Whether any thread is compiling a kernel."""
     return n_building() > 0
 
 
 @contextmanager
 def clock_paused() -> Iterator[None]:
-    """What this thread does meanwhile is in no figure of a run."""
+    """Exclude this thread's work within the context from all figures of a run."""
     since = run_clock()
     try:
         yield
@@ -36,7 +36,7 @@ def clock_paused() -> Iterator[None]:
 
 
 def put_off(seconds: float) -> None:
-    """What this thread has just done for later does not count yet; less than 0: it does now."""
+    """Defer counting of work done ahead; a negative number counts it now."""
     _paused.seconds += seconds
 
 

@@ -1,5 +1,5 @@
-"""Devices: the name that `--device` takes, the device it means, waiting for it, what its failures
-mean; and copies between host and device, uploads that do not wait and `read`, the one that does."""
+"""Devices: the names of `--device`, waiting, the meaning of failures; copies between host and
+device: uploads, which do not wait, and `read`, which does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cuda_devices() -> dict[str, str]:
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """What a device's memory is like now."""
+    """The present memory of a device."""
     if device.type != "cuda":
         return DeviceMemory(device_name(device), resident_memory(), available_memory())
     held = torch.cuda.memory_reserved(device)
@@ -46,12 +46,12 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
-    """Raise OutOfMemoryError where a CUDA device has less left than these bytes by purpose take
-    together: its driver may else put them in the host's memory, hundred times as slow."""
+    """Raise OutOfMemoryError if a CUDA device has less memory left than these bytes by purpose
+    together: its driver might use host memory instead, a hundred times slower."""
     if device.type != "cuda":
         return
     memory, needed = device_memory(device), sum(sizes.values())
-    # what torch keeps for later is this program's own to use
+    # torch's cache is available to this program
     free = memory.free + (memory.held or 0) - torch.cuda.memory_allocated(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
@@ -121,17 +121,17 @@ def inference_mode(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when a CUDA device has done what it was given, so that a clock can be read."""
+    """Wait until a CUDA device is idle, so that a clock can be read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 Mark = torch.cuda.Event | None
-"""A point in the work of a CUDA device; None on the processor, which does its work at once."""
+"""A point in the work of a CUDA device; None on the CPU, which works synchronously."""
 
 
 def mark(device: torch.device | None) -> Mark:
-    """The point in the work of a device that it has been given everything before."""
+    """A mark after everything submitted to a device so far."""
     if device is None or device.type != "cuda":
         return None
     event = torch.cuda.Event(enable_timing=True)
@@ -140,13 +140,13 @@ def mark(device: torch.device | None) -> Mark:
 
 
 def ms_between(first: Mark, last: Mark) -> float:
-    """Milliseconds that a device took from one mark to another, both of which it has passed."""
+    """Milliseconds between two marks that a device has passed."""
     return first.elapsed_time(last) if first and last else 0.0
 
 
 def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | None:
-    """What an error in a run means for the user: a device without memory or one that failed; None
-    for any other."""
+    """The user-visible meaning of an error in a run: out of memory, or device failure; None for
+    others."""
     first = str(error).strip().split("\n")[0]
     if isinstance(error, torch.OutOfMemoryError):
         room = ""
@@ -166,7 +166,7 @@ def meaning_of(error: BaseException, device: torch.device) -> DraftscopeError | 
 
 
 def free_unused(device: torch.device) -> None:
-    """Give memory that nothing uses any more back to a CUDA device, for other programs too."""
+    """Release unused cached memory of a CUDA device."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
@@ -190,15 +190,15 @@ def upload(values: HostValues, device: torch.device) -> Tensor:
 
 
 class Uploads:
-    """Arrays uploaded together, pass after pass. On the processor arrays of the same shapes always
-    lie in the same place, where a recorded pass finds them without a copy; those put there before
-    are gone then."""
+    """Arrays uploaded together, pass after pass. On the CPU arrays of equal shapes are always at
+    the same address, where recorded passes find them without a copy; the previous ones are
+    overwritten."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[tuple[int, ...], ...], _Place] = {}
 
     def __deepcopy__(self, memo: object) -> Uploads:
-        """One that has uploaded nothing: arrays and tensors share memory, copies would not."""
+        """A fresh instance: arrays and tensors share memory, which copies would not."""
         return Uploads()
 
     def put(
@@ -252,15 +252,14 @@ class _Place(NamedTuple):
 
 
 def pinned(host: Tensor) -> Tensor:
-    """A copy in memory that a CUDA device can read by itself; freed when it has done so."""
+    """A copy in pinned memory, freed when the device has read it."""
     return host.pin_memory()
 
 
 def read(*tensors: Tensor) -> list[np.ndarray]:
     """The values of tensors of one device, on the host.
 
-    Waits for the device, which is why everything that is wanted should come in one call: it is
-    one transfer, of all their bytes.
+    Waits for the device; so everything needed should be read in one call, which is one transfer.
     """
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]

@@ -1,10 +1,10 @@
-"""Forward passes of few tokens as graphs: recorded once, then started by one call.
+"""Recorded forward passes of few tokens: recorded once, then started by one call.
 
-Such a pass is hundreds of kernels of some microseconds each, and Python takes longer to start them
-than they take. A graph, one of CUDA or a table of launches on the processor, repeats the kernels
-with the very addresses and numbers they were recorded with. So whatever changes from pass to pass
-has to be values in tensors that stay where they are; where a pass differs in anything else, its key
-differs too, and it is recorded for itself.
+Such a pass is hundreds of kernels of some microseconds each, and Python takes longer to launch them
+than they take. A graph, of CUDA or a table of launches on the CPU, repeats the kernels with the
+recorded addresses and numbers. So everything that changes from pass to pass must be values in
+tensors at fixed addresses; a pass that differs otherwise has another key and is recorded
+separately.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Tensors = tuple[Tensor, ...]
 
 
 class RecordOnProcessor:
-    """A `Record` on the processor: the launches of compiled kernels that a computation comes to.
+    """A `Record` on the CPU: the launches of compiled kernels in a computation.
 
-    Recording runs Python's part of it and computes nothing: it notes which kernel is called with
-    which addresses and numbers. So all that the computation does to numbers has to be done by
-    kernels of kernels.llvm; tensors of torch are made and seen as views. The tensors of all
-    recordings lie in one arena: as passes never run side by side, each uses all of it.
+    Recording runs the Python part and computes nothing: it notes which kernel is called with which
+    addresses and numbers. So all arithmetic must be done by kernels of kernels.llvm; torch only
+    creates tensors and views. The tensors of all recordings share one arena, because passes never
+    run concurrently.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class RecordOnProcessor:
         return self._arena.n_bytes
 
     def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, LaunchTable]:
-        """Raises NotImplementedError where something is done to numbers by no kernel; nothing was
-        computed then, so that the pass can still be run."""
+        """Raises NotImplementedError if arithmetic is done outside of kernels; nothing was computed
+        then, so the pass can still be run."""
         launches: list[Launch] = []
         with _NothingButViews(self._arena.regions()), watched(launches.append):
             outputs = compute()
@@ -67,7 +67,8 @@ class RecordOnProcessor:
 
 
 class _NothingButViews(TorchDispatchMode):
-    """Refuses every operation of torch but new tensors, which lie in an arena, and views."""
+    """Refuses every torch operation except new tensors, which are allocated in an arena, and
+    views."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -125,7 +126,7 @@ Region = tuple[int, int, int]
 
 
 class Arena:
-    """Blocks that stay where they are; there are as many as the largest recording needs."""
+    """Blocks at fixed addresses, as many as the largest recording needs."""
 
     def __init__(self) -> None:
         self._blocks: list[np.ndarray] = []
@@ -136,13 +137,12 @@ class Arena:
         return sum(block.nbytes for block in self._blocks)
 
     def regions(self) -> Regions:
-        """The tensors of one more recording: whatever others have here, all of it is free."""
+        """The tensors of another recording, which may use the whole arena."""
         return Regions(self._blocks)
 
 
 class Regions:
-    """The tensors of one recording. Where one is not referred to any more, others may be put: what
-    is computed later does not need it."""
+    """The tensors of one recording. The space of freed tensors is reused."""
 
     def __init__(self, blocks: list[np.ndarray]) -> None:
         self._blocks = blocks
@@ -193,27 +193,26 @@ VARIABLE = "DRAFTSCOPE_GRAPHS"
 """Environment variable; "off" makes every pass start its kernels one by one."""
 
 MOST_TOKENS = {"cpu": 16, "cuda": 64}
-"""Tokens of a pass that is worth recording, at most, by type of device: longer ones keep it busy
-by themselves."""
+"""Largest pass to record, tokens, by type of device: longer ones keep it busy anyway."""
 
 MOST_GRAPHS = 64
 
 PassTensors = tuple[Tensor, ...]
 Record = Callable[[Callable[[], PassTensors]], tuple[PassTensors, Callable[[], None]]]
-"""Takes a computation; returns the tensors that hold its results, and what runs it again."""
+"""Records a computation; returns the tensors with its results, and a function that repeats it."""
 
 DecodeOn = Callable[[Any, PassTensors], tuple[list[PassTensors], list[float]]]
-"""Runs a recorded pass, given what runs it and its outputs, and passes after it; what each of them
-computed and when it had, in seconds of perf_counter."""
+"""Runs a recorded pass, from its function and outputs, and passes after it; returns what each
+computed and when, in seconds of perf_counter."""
 
 log = logging.getLogger("draftscope.graphs")
 
 
 class PassInputs(NamedTuple):
-    """What a pass looks at next to weights and storage.
+    """What a pass depends on other than weights and storage.
 
-    key: all that cannot change without another recording. inputs: tensors, used for this pass
-    alone, whose values may change; of one number, shapes and dtypes for equal keys.
+    key: everything that requires another recording when it changes. inputs: tensors of this pass
+    only, whose values may change; equal keys imply equal number, shapes and dtypes.
     """
 
     key: Hashable
@@ -228,7 +227,7 @@ class _Graph(NamedTuple):
     replay: Callable[[], None]
 
     def fits(self, arguments: PassTensors) -> bool:
-        """Whether they are like its last inputs."""
+        """Whether they match its last inputs."""
         mine = self.inputs[len(self.inputs) - len(arguments) :]
         for a, b in zip(mine, arguments, strict=True):
             if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
@@ -236,13 +235,13 @@ class _Graph(NamedTuple):
         return True
 
     def run(self, inputs: PassTensors, *, keeps: bool) -> PassTensors:
-        """What it computes of other values; keeps: as copies."""
+        """Its results for other values; keeps: as copies."""
         self.take(inputs)
         self.replay()
         return tuple([x.clone() for x in self.outputs]) if keeps else self.outputs
 
     def take(self, inputs: PassTensors) -> None:
-        """Put other values into its inputs."""
+        """Copy other values into its inputs."""
         for mine, new in zip(self.inputs, inputs, strict=True):
             if mine is not new:
                 mine.copy_(new)
@@ -251,10 +250,10 @@ class _Graph(NamedTuple):
 class StepGraphs:
     """The recorded passes of one model over one memory.
 
-    A pass whose key is new runs as it is, which compiles its kernels; the second one is recorded,
-    and those after it are replayed. The oldest of MOST_GRAPHS recordings is given up for a new
-    one. If recording fails, every pass runs as it is from then on. most_tokens: of a pass that is
-    to be recorded. from_first: record new keys, too, where that works, after the very first one.
+    A pass with a new key runs normally, which compiles its kernels; the second one is recorded, and
+    later ones are replayed. The oldest of MOST_GRAPHS recordings is dropped for a new one. If
+    recording fails, every pass runs normally from then on. most_tokens: largest pass to record.
+    from_first: after the very first pass, record new keys at once, if possible.
     """
 
     def __init__(
@@ -264,7 +263,7 @@ class StepGraphs:
         self._most_tokens, self._from_first = most_tokens, from_first
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
-        # the one used last, with key and number of threads: most passes are like the one before
+        # the latest one, with key and number of threads: most passes repeat it
         self._latest: tuple[Hashable, int, _Graph] | None = None
         self._ahead: deque[tuple[PassTensors, float]] = deque()
 
@@ -285,16 +284,16 @@ class StepGraphs:
         return getattr(self._record, "n_bytes", 0)
 
     def takes(self, n_tokens: int) -> bool:
-        """Whether a pass of this many tokens is to be recorded, as far as that is known."""
+        """Whether a pass of this many tokens should be recorded, as far as known."""
         return self._record is not None and n_tokens <= self._most_tokens
 
     @property
     def is_ahead(self) -> bool:
-        """Whether what the next pass computes is there already: see `run`."""
+        """Whether the results of the next pass are available already: see `run`."""
         return bool(self._ahead)
 
     def next_ahead(self) -> PassTensors:
-        """What the next pass computes; its time counts now."""
+        """The results of the next pass; its time counts now."""
         found, seconds = self._ahead.popleft()
         put_off(-seconds)
         return found
@@ -310,12 +309,11 @@ class StepGraphs:
     ) -> PassTensors:
         """compute(*arguments), which reads `pass_inputs.inputs` by itself.
 
-        It must not wait for the device, nor change anything on the host. What it returns is
-        copied, so that the next pass does not overwrite it, unless the caller `keeps` nothing.
-        decode_on: runs a recording of the pass and those after it, whose results `next_ahead` then
-        gives.
+        It must not wait for the device, nor change anything on the host. Results are copied, so
+        that the next pass does not overwrite them, unless `keeps` is False. decode_on: runs a
+        recording of the pass and further ones, whose results `next_ahead` then returns.
         """
-        # kernels on the processor are shared out to threads beforehand
+        # CPU kernels are distributed to threads in advance
         n_threads, latest = torch.get_num_threads(), self._latest
         if (
             latest is not None
@@ -363,15 +361,16 @@ class StepGraphs:
         compute: Callable[..., PassTensors],
         is_new: bool,
     ) -> _Graph | None:
-        # what is somebody's own no later pass may overwrite; what lies in an input stays there
+        # tensors of others must not be overwritten by later passes; those within an input stay
+        # there
         held = {x.untyped_storage()._cdata for x in pass_inputs.inputs}
         mine = tuple(x if x.untyped_storage()._cdata in held else x.clone() for x in arguments)
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:
-            if is_new:  # what is made once only may have been in the way
+            if is_new:  # one-time work may have been in the way
                 return None
-            # on the processor some modes of products are no kernels of ours: nothing is amiss then
+            # on the CPU some compute modes use other kernels: no error then
             level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
             log.log(level, "graphs are off, because recording one failed: %s", error)
             self._record = None
@@ -385,7 +384,7 @@ def graphs_are_on() -> bool:
 
 
 def graphs_for(device: torch.device) -> StepGraphs | None:
-    """Recordings for a memory on this device, None where passes are run as they are."""
+    """Recordings for a memory on this device, None if passes are not recorded."""
     if not graphs_are_on():
         return None
     if device.type == "cuda":

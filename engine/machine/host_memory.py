@@ -41,7 +41,7 @@ _at_work: dict[threading.Thread, threading.Event] = {}
 
 
 def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
-    """Begin with `use_huge_pages` in the background, a little later: it takes as long as dozens of
+    """Start `use_huge_pages` in the background, after a delay: it takes as long as dozens of
     steps."""
     at_once = threading.Event()
 
@@ -60,7 +60,7 @@ def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
 
 
 def wait_for_huge_pages() -> None:
-    """For before something is timed: until nothing is joined in the background."""
+    """Before a measurement: wait until no pages are being joined in the background."""
     for thread, at_once in list(_at_work.items()):
         at_once.set()
         thread.join()
@@ -91,9 +91,9 @@ def use_huge_pages(wanted: Callable[[], bool] = lambda: True) -> None:
 
 
 def whole_pages(mappings: Iterable[str], size: int) -> Iterator[tuple[int, int]]:
-    """Addresses from and to, multiples of `size`, of memory that a process has for itself.
+    """Address ranges, multiples of `size`, of a process's private memory.
 
-    mappings: lines of /proc/self/maps. Stacks, files and what cannot be written are left out.
+    mappings: lines of /proc/self/maps. Stacks, files and read-only memory are left out.
     """
     for line in mappings:
         addresses, access, _, _, _, *name = line.split(maxsplit=5)
@@ -148,7 +148,7 @@ _SHARE = 0.75
 
 
 def fits_in_memory(n_bytes: int) -> bool:
-    """Whether so much can be taken with room for the rest of a run: a quarter is left."""
+    """Whether this much can be allocated while leaving a quarter for the rest of a run."""
     return n_bytes <= _SHARE * available_memory()
 
 
@@ -180,7 +180,7 @@ def resident_memory() -> int | None:
 
 
 def forget_peak() -> bool:
-    """Have `peak_resident` of this process count from here on; whether the system can."""
+    """Reset `peak_resident` of this process; returns whether the system supports it."""
     with suppress(OSError):
         return bool(_CLEAR.write_text("5"))
     return False
@@ -201,7 +201,7 @@ def peak_resident(pid: int | None = None) -> int:
 
 
 def _left(root: Path, own: str, kind: str, free: int) -> int:
-    """What the limits of a group and of those around it leave; `free` where there is none."""
+    """What the limits of a group and its parents leave; `free` without limits."""
     limit, use, cache = _LIMITS[kind]
     for folder in (root / own, *(root / own).parents):
         if folder.is_relative_to(root):

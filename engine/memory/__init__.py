@@ -1,1 +1,1 @@
-"""What the decoder remembers: attention cells, recurrent states, checkpoints."""
+"""Memory of the decoder: attention cells, recurrent states, checkpoints."""

@@ -1,8 +1,8 @@
-"""Bookkeeping of recurrent cells: which row of storage belongs to which sequences. No tensors.
+"""Cell bookkeeping: which storage row belongs to which sequences. No tensors.
 
-The placement is that of llama.cpp's recurrent memory: the sequences of a ubatch are brought into
-neighbouring cells by exchanging entries of the table, not rows of storage. Until the ubatch has
-run, such a cell's state lies in another row (`src`); running it moves the state.
+Placement follows llama.cpp's recurrent memory: the sequences of a ubatch are moved to adjacent
+cells by swapping table entries, not storage rows. Until the ubatch has run, the state of such a
+cell is in another row (`src`); running it moves the state.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class UBatchCells:
-    """Where one ubatch runs: row i of it writes cell first + i and reads cell sources[i].
+    """Placement of one ubatch: row i writes cell first + i and reads cell sources[i].
 
-    idle: the cells after theirs in the gather range; cells of sequences that only lie in between.
-    zero: the cell that new sequences read, to be filled with zeros first; NONE if there are none.
+    idle: further cells in the gather range, of sequences that are not in the ubatch. zero: the cell
+    that new sequences read, to be filled with zeros first; NONE if there are none.
     """
 
     first: int
@@ -32,12 +32,12 @@ class UBatchCells:
 
 
 class RecurrentCells:
-    """One cell per sequence at most, shared by sequences that are copies of one another.
+    """At most one cell per sequence; sequences that are copies of each other share one.
 
     tail[seq]: the cell of a sequence, NONE when it is empty. owners[cell]: its sequences.
-    src[cell]: the row its state lies in, NONE for a new one; src0: the same as the last slot found
-    it, for the forward pass. llama.cpp keeps positions here too, by cell; the policy keeps them by
-    sequence, so that a shift of one owner leaves the others alone.
+    src[cell]: the row that holds its state, NONE for a new one; src0: src as of the last find_slot,
+    for the forward pass. llama.cpp also keeps positions per cell; here the policy keeps them per
+    sequence, so that a shift of one owner does not affect the others.
     """
 
     def __init__(self, n_cells: int) -> None:
@@ -58,10 +58,10 @@ class RecurrentCells:
         return other
 
     def find_slot(self, seqs: Sequence[int]) -> UBatchCells:
-        """Place the sequences of a ubatch side by side.
+        """Place the sequences of a ubatch in adjacent cells.
 
         They are distinct and known. Every row of a ubatch is one sequence, so coupled sequences
-        (one token in several) cannot be asked for.
+        (one token in several) do not occur.
         """
         if self.head > self.used() + 2 * len(seqs):
             self.head = 0
@@ -84,8 +84,8 @@ class RecurrentCells:
         )
 
     def settled(self, seqs: Sequence[int]) -> UBatchCells | None:
-        """What `find_slot` would return where these sequences lie side by side in cells of their
-        own with their states, so that it would change nothing but what `settle` does; else None."""
+        """The result of `find_slot` if these sequences already are in adjacent cells of their own
+        with their states, so that nothing but `settle` would change; else None."""
         first = self.tail[seqs[0]]
         stop = first + len(seqs)
         here = range(first, stop)
@@ -97,7 +97,7 @@ class RecurrentCells:
         return UBatchCells(first, tuple(tails), range(stop, stop), NONE)
 
     def settle(self, here: slice) -> None:
-        """The sequences in these cells have decoded there."""
+        """Note that the sequences in these cells have decoded in place."""
         self.head = here.start
         self.src0[here] = self.src[here]
 
@@ -111,14 +111,14 @@ class RecurrentCells:
         return sum(map(bool, self.owners))
 
     def claim(self, seq: int) -> int:
-        """A cell of its own for a sequence that has none, its state in that very row."""
+        """Give a sequence without a cell one of its own, with its state in the same row."""
         self._move_out(seq)
         cell = self.tail[seq]
         self.src[cell] = cell
         return cell
 
     def release(self, seq: int) -> None:
-        """Take a sequence out of its cell; it is empty then."""
+        """Remove a sequence from its cell; the sequence is empty afterwards."""
         tail = self.tail[seq]
         if tail != NONE:
             self.owners[tail].discard(seq)
@@ -127,7 +127,7 @@ class RecurrentCells:
         self.tail[seq] = NONE
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """dst shares the cell of src from now on."""
+        """Let dst share the cell of src."""
         if src == dst:
             return
         self.release(dst)
@@ -139,7 +139,7 @@ class RecurrentCells:
     def _move_out(self, seq: int) -> None:
         """Give a new sequence, or one that shares its cell, the next empty cell from head on.
 
-        There is one: as many cells as sequences, and this sequence has none to itself.
+        There always is one: there are as many cells as sequences, and this one has none to itself.
         """
         cell = next(
             cell
@@ -172,7 +172,7 @@ class RecurrentCells:
 
 MAX_SEQS = 64
 UNKNOWN = -1
-"""In place of the token of a cell whose contents were put there from elsewhere."""
+"""Token id of cells whose contents were copied in without their tokens."""
 _NOBODY = np.uint64(0)
 _BITS = np.uint64(1) << np.arange(MAX_SEQS, dtype=np.uint64)
 
@@ -181,9 +181,8 @@ class CellTable:
     """Cells of all streams, each with a position and its owners, one bit per sequence.
 
     end[stream]: one above the last cell in use. used[stream]: cells in use. is_rising[stream]:
-    whether it is one sequence's whose positions are known to rise from cell to cell, so that
-    nothing has to be searched for. Where a method takes a range of positions, a negative p0 is 0
-    and a negative p1 means no end.
+    whether the stream belongs to one sequence whose positions rise from cell to cell, so that no
+    search is needed. In ranges of positions, negative p0 means 0 and negative p1 no end.
     """
 
     def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
@@ -196,7 +195,7 @@ class CellTable:
         self.n_streams = 1 if unified else n_seqs
         self.n_cells = n_ctx * n_seqs if unified else n_ctx
         self._cell_numbers = np.arange(self.n_cells)
-        # of a cell without owners, the position means nothing
+        # meaningless in cells without owners
         self._pos = np.zeros((self.n_streams, self.n_cells), np.int64)
         self._owners = np.zeros((self.n_streams, self.n_cells), np.uint64)
         self._tokens = np.full((self.n_streams, self.n_cells), UNKNOWN, np.int64)
@@ -209,7 +208,7 @@ class CellTable:
         return 0 if self.unified else seq
 
     def find(self, seqs: Sequence[int], n: int) -> np.ndarray:
-        """n free cells for each sequence, int64 [len(seqs), n]; none is taken yet.
+        """n free cells for each sequence, int64 [len(seqs), n]; they are not taken yet.
 
         Raises ContextFullError.
         """
@@ -220,7 +219,7 @@ class CellTable:
         return np.stack([self._find(seq, n) for seq in seqs])
 
     def fits(self, demand: Iterable[tuple[int, int]]) -> bool:
-        """Whether this many new cells of these sequences could be found, one after the other."""
+        """Whether these sequences could get this many new cells, one after the other."""
         left = [self.n_cells - used for used in self.used]
         for seq, n in demand:
             if not 0 <= seq < self.n_seqs:
@@ -236,7 +235,7 @@ class CellTable:
         for seq, row, pos, ids in zip(seqs, cells, positions, tokens, strict=True):
             stream = self.stream(seq)
             first, stop = int(row[0]), int(row[-1]) + 1
-            # neighbours by a slice, which takes a third of the time
+            # a slice for neighbours takes a third of the time
             where = slice(first, stop) if stop - first == row.size else row
             if self.is_rising[stream]:
                 self.is_rising[stream] = self._continues(stream, first, stop, pos)
@@ -247,11 +246,11 @@ class CellTable:
             self.end[stream] = max(self.end[stream], stop)
 
     def is_in_order(self, stream: int) -> bool:
-        """Whether a stream is known to rise and has no gaps."""
+        """Whether positions in a stream rise without gaps."""
         return self.is_rising[stream] and self.used[stream] == self.end[stream]
 
     def _continues(self, stream: int, first: int, stop: int, positions: np.ndarray) -> bool:
-        """Whether cells first .. stop - 1 with these positions go on where a stream ends."""
+        """Whether cells first .. stop - 1 with these positions extend a stream in order."""
         n, end = positions.size, self.end[stream]
         if first != end or stop - first != n or self.used[stream] != end:
             return False
@@ -260,8 +259,8 @@ class CellTable:
         return n == 1 or bool((positions[1:] > positions[:-1]).all())
 
     def last_position(self, seq: int) -> int | None:
-        """Highest position of a sequence that has no gaps and rises, -1 when it is empty; None
-        where it has to be searched for."""
+        """Highest position of a sequence that rises without gaps, -1 when it is empty; None where a
+        search is needed."""
         stream = 0 if self.unified else seq
         end = self.end[stream]
         if not self.is_rising[stream] or self.used[stream] != end:
@@ -269,8 +268,8 @@ class CellTable:
         return int(self._pos[stream, end - 1]) if end else -1
 
     def seen(self, seqs: Sequence[int], cells: np.ndarray, n: int) -> np.ndarray | None:
-        """`visible` of the newest tokens without a window, which have these cells
-        [len(seqs), T]; None where it has to be searched for."""
+        """`visible` without a window for the newest tokens, which have these cells [len(seqs), T];
+        None where a search is needed."""
         for seq in seqs:
             if not self.is_in_order(self.stream(seq)):
                 return None
@@ -286,11 +285,10 @@ class CellTable:
         *,
         ahead: bool = False,
     ) -> np.ndarray:
-        """Which of the first n cells every token may see: its sequence's, up to its position, and
-        with a window less than that many positions before it.
+        """Mask of the first n cells that each token attends to: those of its sequence up to its
+        position, and with a window fewer than that many positions back.
 
-        positions: int64 [len(seqs), T]. ahead: those after its position too. Returns bool
-        [len(seqs), T, n].
+        positions: int64 [len(seqs), T]. ahead: later positions too. Returns bool [len(seqs), T, n].
         """
         rows = self._rows(seqs)
         own = ((self._owners[rows, :n] & _BITS[list(seqs), None]) != _NOBODY)[:, None]
@@ -321,7 +319,7 @@ class CellTable:
     def positions(self, seq: int, cells: np.ndarray | None = None) -> np.ndarray:
         """Positions in these cells of a sequence's stream (None: in all that it holds).
 
-        It may be a view: look at it before anything changes.
+        May be a view, valid until the next change.
         """
         stream = self.stream(seq)
         if cells is not None:
@@ -344,7 +342,7 @@ class CellTable:
         return cells[self._owners[self.stream(seq), cells] != _BITS[seq]]
 
     def release(self, seq: int, cells: np.ndarray) -> None:
-        """Take cells away from a sequence; they are free when no one else owns them."""
+        """Remove a sequence from these cells; cells without owners are free."""
         if cells.size:
             stream = self.stream(seq)
             first, end = int(cells[0]), self.end[stream]
@@ -357,15 +355,15 @@ class CellTable:
             self._recount(stream)
 
     def keep(self, seq: int) -> None:
-        """Take all cells away from every other sequence."""
+        """Remove every other sequence from all cells."""
         self._owners &= _BITS[seq]
         for stream in range(self.n_streams):
             self._recount(stream)
 
     def copy(self, src: int, dst: int) -> None:
-        """All cells of src belong to dst as well; between streams, dst gets cells like them.
+        """Make dst an owner of all cells of src; in another stream, dst gets copies of them.
 
-        dst must hold nothing.
+        dst must be empty.
         """
         cells, source, stream = self.holding(src), self.stream(src), self.stream(dst)
         self._pos[stream, cells] = self._pos[source, cells]
@@ -380,7 +378,7 @@ class CellTable:
         self.is_rising[self.stream(seq)] = False
 
     def _rows(self, seqs: Sequence[int]) -> slice | np.ndarray:
-        """The streams of sequences as an index; a single one serves all."""
+        """Index of the sequences' streams; a unified pool has one."""
         first = self.stream(seqs[0])
         alone = self.unified or len(seqs) == 1
         return slice(first, first + 1) if alone else np.asarray(seqs)

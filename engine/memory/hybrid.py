@@ -1,8 +1,8 @@
-"""Memory of a hybrid model: attention cells and recurrent states, which always change together; and
-memories of runs that have ended, kept for later runs of the same session.
+"""Memory of a hybrid model: attention cells and recurrent states, which change together; and a
+shelf of memories of finished runs, for later runs of the same session.
 
-Recorded passes (engine.machine.graphs) are bound to the storage that they were recorded with, and
-to record them takes as long as dozens of steps. In the same storage, the next run finds them done.
+Recorded passes (engine.machine.graphs) are bound to the storage they were recorded with, and
+recording them takes as long as dozens of steps. A later run in the same storage reuses them.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from engine.model.recurrent_states import stored_as
 from kernels.dispatch import uses_llvm
 from kernels.rows.record import decode_on
 
-_SHORT = 65  # tokens of a verify batch at most; longer rows of one token each would be wasteful
+_SHORT = 65  # most tokens of a verify batch; longer rows of single tokens would be wasteful
 
 
 class HybridMemory(ModelMemory):
     """Attention cells and recurrent states of n_seqs sequences. recurrent is None if dense.
 
-    batch_invariant: what is decoded with this memory has the same bits in batches of every shape.
-    graphs: recordings of forward passes, if they are to be recorded.
+    batch_invariant: results have the same bits in batches of every shape. graphs: recordings of
+    forward passes, None if passes are not recorded.
 
-    Every operation asks the recurrent part first, because only that one can refuse.
+    Every operation asks the recurrent part first, because only that part can refuse.
     """
 
     attention: AttentionKV
@@ -72,7 +72,7 @@ class HybridMemory(ModelMemory):
         self._faults = frozenset(faults)
         self._graphs = graphs
         self.was_ahead = False
-        """Whether the latest pass was decoded ahead: it changed nothing but how much is held."""
+        """Whether the latest pass was decoded ahead: only the bookkeeping has changed."""
 
     @classmethod
     def for_model(
@@ -127,16 +127,15 @@ class HybridMemory(ModelMemory):
         ahead: bool = False,
         batch_invariant: bool = False,
     ) -> HybridMemory:
-        """Memory for attention layers alone, as drafters have them and ModelConfig.mtp_cells names
-        them of an MTP block. ahead: see AttentionKV."""
+        """Memory for attention layers alone, as drafters have them; ModelConfig.mtp_cells gives
+        those of an MTP block. ahead: see AttentionKV."""
         cells: dict[CellKey, CellSize] = dict(layers.items())
         attention = AttentionKV(cells, n_seqs, n_ctx, device, in_order=batch_invariant, ahead=ahead)
         return cls(attention, None, batch_invariant=batch_invariant, graphs=graphs_for(device))
 
     def split(self, spans: Sequence[Span], n_ubatch: int, mode: str) -> list[UBatch]:
-        """The ubatches of a batch. `equal` keeps as many tokens together as a rollback needs, if it
-        needs that; in a pool of attention cells alone, short batches need no rectangles at all
-        (as llama.cpp)."""
+        """Split a batch into ubatches. `equal` keeps as many tokens together as a rollback needs; a
+        pool of attention cells alone needs no rectangles for short batches (as in llama.cpp)."""
         if mode == "seq":
             return split_seq(spans, n_ubatch)
         elif self.is_pool and max([len(span.tokens) for span in spans]) <= _SHORT:
@@ -148,7 +147,8 @@ class HybridMemory(ModelMemory):
 
     @property
     def is_pool(self) -> bool:
-        """Whether sequences of different lengths fit side by side: cells alone, shared by all."""
+        """Whether sequences of different lengths can share a ubatch: attention cells only,
+        unified."""
         return self.recurrent is None and self.attention.unified
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
@@ -163,18 +163,18 @@ class HybridMemory(ModelMemory):
 
     @property
     def records_launches(self) -> bool:
-        """Whether recordings are of launches of compiled kernels, where no operation of torch may
-        be among them."""
+        """Whether recordings consist of launches of compiled kernels, and may contain no torch
+        operation."""
         return self.attention.device.type == "cpu" and uses_llvm()
 
     def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the ubatch that has started; see
-        `takes_parts`. Cells of tokens after them are there, but hidden."""
+        """Restrict layers to tokens first .. first + n - 1 of the current ubatch (see
+        `takes_parts`). Cells of later tokens exist but are masked."""
         self.attention.part(first, n)
 
     def begin(self, ubatch: UBatch) -> UBatchTensors:
-        """Prepare one forward pass; the ubatch's arrays on the device, where those of the next pass
-        may replace them. ContextFullError leaves everything as it was."""
+        """Prepare one forward pass; returns the ubatch's arrays on the device, which the next pass
+        may overwrite. ContextFullError changes nothing."""
         by_index = self._by_index(ubatch.tokens.size)
         self.was_ahead = is_decoded = self.is_ahead
         there = self.attention.begin(ubatch, by_index=by_index, is_decoded=is_decoded)
@@ -189,13 +189,13 @@ class HybridMemory(ModelMemory):
         return self.recurrent.inputs(seqs, by_index=self._by_index(len(seqs)))
 
     def _by_index(self, n_tokens: int) -> bool:
-        """Whether a pass of this many tokens finds cells and rows by numbers on the device."""
+        """Whether a pass of this many tokens takes cell and row numbers from the device."""
         return self._graphs is not None and self._graphs.takes(n_tokens)
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the next pass, which has to be of the token that the last one's logits have for
-        the most probable, is decoded already; only what keeps track of it is as of the last."""
+        """Whether the next pass, of the most probable token of the latest logits, has already been
+        decoded; the bookkeeping is still that of the latest pass."""
         return self._graphs is not None and self._graphs.is_ahead
 
     def run(
@@ -207,11 +207,11 @@ class HybridMemory(ModelMemory):
         *,
         keeps: bool = True,
     ) -> tuple[Tensor, ...]:
-        """compute(*arguments), or a recording of an earlier pass like the one that has started.
+        """Run compute(*arguments), or replay the recording of an equal pass.
 
-        key: what else than this memory and the shapes of the arguments the computation depends on.
-        ahead: where it ends with the record of one row, and more passes may be decoded at once.
-        keeps: whether what it returns is still wanted when the next pass starts.
+        key: everything that the computation depends on, except this memory and the shapes of the
+        arguments. ahead: given if the pass ends with the record of one row and more passes may be
+        decoded at once. keeps: whether the results must stay valid when the next pass starts.
         """
         if self._graphs is None:
             return compute(*arguments)
@@ -226,15 +226,15 @@ class HybridMemory(ModelMemory):
         return self._graphs.run(pass_inputs, arguments, compute, decode_on, keeps=keeps)
 
     def _decode_on(self, ahead: GreedyTokens) -> DecodeOn | None:
-        """What decodes on from the pass that has started, None where only the host could."""
+        """How to decode on from the current pass, None where this needs the host."""
         place = self.attention.token_place(ahead[0])
         if place is None or (self.recurrent and not self.recurrent.repeats()):
             return None
         return lambda table, outputs: decode_on(table, outputs, place, *ahead)
 
     def commit(self) -> None:
-        """Finish the forward pass that `begin` prepared. Raises ModelFileError where weights that
-        it read were in a mapped file that has become shorter."""
+        """Finish the forward pass that `begin` prepared. Raises ModelFileError if a mapped weight
+        file was truncated meanwhile."""
         check_mapped()
         if self.recurrent:
             self.recurrent.commit()
@@ -252,14 +252,14 @@ class HybridMemory(ModelMemory):
         self.attention.seq_cp(src, dst)
 
     def fork(self, src: int, dst: int) -> None:
-        """dst becomes a copy of src with a recurrent state of its own, in its own place: a pass of
-        both is one like any other, which can be recorded. Older states are not copied."""
+        """Make dst a copy of src with a recurrent state in cells of its own, so that a pass of both
+        can be recorded like any other. Snapshots are not copied."""
         if self.recurrent:
             self.recurrent.fork(src, dst)
         self.attention.seq_cp(src, dst)
 
     def seq_keep(self, seq: int) -> None:
-        """Forget every other sequence."""
+        """Remove every other sequence."""
         if self.recurrent:
             self.recurrent.seq_keep(seq)
         self.attention.seq_keep(seq)
@@ -271,7 +271,7 @@ class HybridMemory(ModelMemory):
             self.recurrent.seq_add(seq, p0, p1, shift)
 
     def clear(self, seq: int) -> None:
-        """Forget a sequence."""
+        """Remove a sequence."""
         self.seq_rm(seq, 0)
 
     def seq_pos_max(self, seq: int) -> int:
@@ -282,7 +282,7 @@ class HybridMemory(ModelMemory):
     def save(
         self, seq: int, device: torch.device | None = None, *, full: bool = False
     ) -> SequenceCheckpoint:
-        """Copy the part that cannot be rewound to `device` (None: where it is), or all of it."""
+        """Copy the part that cannot be truncated to `device` (None: where it is), or everything."""
         return SequenceCheckpoint(
             self.seq_pos_max(seq),
             self.recurrent.save(seq, device) if self.recurrent else None,
@@ -290,7 +290,7 @@ class HybridMemory(ModelMemory):
         )
 
     def restore(self, seq: int, checkpoint: SequenceCheckpoint) -> None:
-        """Back to a checkpoint. Attention cells above it are removed (llama.cpp #19493)."""
+        """Restore a checkpoint. Attention cells above it are removed (llama.cpp #19493)."""
         if self.recurrent and checkpoint.recurrent:
             self.recurrent.restore(seq, checkpoint.recurrent)
         if checkpoint.attention is not None:
@@ -299,11 +299,11 @@ class HybridMemory(ModelMemory):
             self.attention.seq_rm(seq, checkpoint.pos_max + 1)
 
     def state(self, seq: int) -> SequenceCheckpoint:
-        """Everything that a sequence is, also while a rollback is pending."""
+        """The full state of a sequence, also while a rollback is pending."""
         return self.save(seq, torch.device("cpu"), full=True)
 
     def put(self, seq: int, state: SequenceCheckpoint) -> None:
-        """Replace a sequence, whatever it held, by a full checkpoint.
+        """Replace a sequence by a full checkpoint.
 
         Raises OptionError for the state of another model, ContextFullError if it has too many
         cells; both change nothing.
@@ -322,10 +322,10 @@ class HybridMemory(ModelMemory):
             self.recurrent.restore(seq, recurrent)
 
     def mirror(self, seq: int, source: HybridMemory, p0: int) -> None:
-        """Hold of a sequence what `source`, a memory of the same model, holds of it.
+        """Copy a sequence from `source`, a memory of the same model.
 
-        Only attention cells from position p0 on are copied: below it, both must hold the same
-        already. Raises ContextFullError, which changes nothing.
+        Attention cells are copied from position p0 on; below it both must be equal already. Raises
+        ContextFullError, which changes nothing.
         """
         self.attention.put(seq, source.attention.state(seq, p0), p0)
         if self.recurrent and source.recurrent:
@@ -334,13 +334,13 @@ class HybridMemory(ModelMemory):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether there are recordings of passes, which are bound to this memory."""
+        """Whether there are recorded passes, which are bound to this memory."""
         return self._graphs is not None and not self._graphs.is_empty
 
     def renew(self) -> bool:
-        """Be as if newly made, in the same storage, so that recordings of passes stay right.
+        """Reset to the initial state in the same storage, so that recorded passes stay valid.
 
-        False if storage has grown beyond what it can go back to: then it is of no more use.
+        Returns False if storage has grown too much for that; the memory is then useless.
         """
         if not self.attention.renew():
             return False
@@ -349,7 +349,8 @@ class HybridMemory(ModelMemory):
         return True
 
     def poison(self, value: float) -> None:
-        """Fill all storage, before anything is decoded, so that a read of garbage shows."""
+        """Fill all storage, before anything is decoded, so that reads of uninitialised memory
+        show."""
         self.attention.poison(value)
         if self.recurrent:
             self.recurrent.poison(value)
@@ -359,7 +360,7 @@ class HybridMemory(ModelMemory):
         return self.attention.n_bytes() + (self.recurrent.n_bytes() if self.recurrent else 0)
 
     def n_held_bytes(self) -> int:
-        """The same with what is kept for recorded passes, which a new memory would not have."""
+        """Bytes of storage, including what is kept for recorded passes only."""
         recurrent = self.recurrent.n_bytes() if self.recurrent else 0
         recorded = self._graphs.n_bytes if self._graphs else 0
         return self.attention.n_held_bytes() + recurrent + recorded
@@ -374,14 +375,13 @@ MakeMemory = Callable[[], HybridMemory]
 
 MOST_MEMORIES = 32
 MOST_BYTES = 256 << 20
-"""Of all memories that a shelf keeps, their recordings included."""
+"""Limit for all memories on a shelf, recordings included."""
 
 
 class MemoryShelf:
-    """Memories no one uses, under keys that are equal where one can stand in for the other.
+    """Unused memories, by keys that are equal where one can replace the other.
 
-    The oldest make room when there are more than MOST_MEMORIES, or MOST_BYTES. Runs in several
-    threads may share a shelf.
+    The oldest are dropped above MOST_MEMORIES or MOST_BYTES. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -392,14 +392,15 @@ class MemoryShelf:
         return len(self._kept)
 
     def take(self, key: Hashable, make: MakeMemory) -> HybridMemory:
-        """A memory as `make` makes it, for the caller alone; the newest one kept under the key."""
+        """The newest memory under the key, or one made by `make`; it belongs to the caller
+        alone."""
         with self._lock:
             places = [i for i, (its_key, _) in enumerate(self._kept) if its_key == key]
             memory = self._kept.pop(places[-1])[1] if places else None
         return memory if memory and memory.renew() else make()
 
     def put(self, key: Hashable, memory: HybridMemory) -> None:
-        """Keep a memory that no one will use any more, if a later run would gain by it."""
+        """Keep an unused memory if a later run would benefit from it."""
         if not memory.is_recorded:
             return
         with self._lock:
@@ -412,7 +413,7 @@ class MemoryShelf:
 
 
 class LentMemories:
-    """What one run takes from a shelf, or makes for itself alone where there is none."""
+    """Memories that one run takes from a shelf, or makes for itself without one."""
 
     def __init__(self, shelf: MemoryShelf | None = None) -> None:
         self._shelf = shelf
@@ -427,7 +428,7 @@ class LentMemories:
         return memory
 
     def give_back(self) -> None:
-        """The run has ended and is in order: leave its memories to the next one."""
+        """Return the memories at the end of a run without errors."""
         if self._shelf is not None:
             for key, memory in self._lent:
                 self._shelf.put(key, memory)

@@ -1,9 +1,9 @@
-"""Attention memory: key/value cells, in one stream per sequence or in one pool for all.
+"""Attention memory: key/value cells, in one stream per sequence or in a unified pool.
 
-A cell is (position, owners, rows of every layer): keys, values, and whatever else a layer keeps of
-a token, which is there and gone with them. Cells are found by position, never by index: removing
-the tail frees cells, and nothing stops a caller from writing a position twice (that is the
-duplicate-cell fault of llama.cpp #19493, which `duplicates` counts).
+A cell is (position, owners, rows of every layer): keys, values, and any further rows that a layer
+keeps per token. Cells are found by position, never by index: removing the tail frees cells, and
+nothing prevents a caller from writing a position twice (the duplicate-cell fault of llama.cpp
+#19493, which `duplicates` counts).
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class AttentionState:
 class AttentionKV(AttentionMemory):
     """Keys and values of all attention layers, for n_seqs sequences of n_ctx cells each.
 
-    layers: what each layer keeps of a token; further rows of it are added to them. unified: one
-    pool of n_seqs * n_ctx cells that all sequences use; a copied sequence then shares cells.
-    ahead: tokens of one ubatch see those after them, too. in_order: views have a sequence's cells
-    in the order of its positions, which costs a copy wherever they are stored otherwise. rotate:
-    per layer what turns its keys by a number of positions, which only `seq_add` needs; keys of
-    layers that are not named there have none.
+    layers: what each layer keeps per token, further rows included. unified: one pool of n_seqs *
+    n_ctx cells for all sequences; a copied sequence then shares cells. ahead: tokens of one ubatch
+    also attend to later ones. in_order: views list a sequence's cells in order of position, which
+    costs a copy where they are stored otherwise. rotate: per layer the function that rotates its
+    keys by a number of positions, used by `seq_add` only; layers not listed have unrotated keys.
     Raises OptionError above 64 sequences.
     """
 
@@ -88,15 +87,15 @@ class AttentionKV(AttentionMemory):
         self._storage = KVStorage(layers, table.n_streams, table.n_cells, device)
         self._n_view = 0
         self._rows: slice | Tensor = slice(0, 0)
-        # of each of the ubatch's tokens
+        # stream of each token of the ubatch
         self._stream_of = np.arange(0)
-        # by the size of rows, or one index for all
+        # by row size, or one index for all
         self._place: dict[RowSize, StridedView] | tuple[CellIndex, CellIndex] = {}
         self._numbers: tuple[Tensor, Tensor] | None = None
         self._views: dict[RowSize, StridedView] | None = {}
         # by window
         self._masks: dict[int | None, Tensor] = {}
-        # of the whole ubatch, where `part` shows some of it
+        # of the whole ubatch while `part` restricts it
         self._whole: tuple[tuple[Tensor, Tensor], dict[int | None, Tensor]] | None
         self._whole = None
         self._positions: Tensor | None = None
@@ -112,19 +111,19 @@ class AttentionKV(AttentionMemory):
     def begin(
         self, ubatch: UBatch, *, by_index: bool = False, is_decoded: bool = False
     ) -> UBatchTensors:
-        """Find cells for the ubatch and build its mask; the ubatch's arrays on the device.
+        """Find cells for the ubatch and build its mask; returns the ubatch's arrays on the device.
         ContextFullError changes nothing.
 
-        by_index: name cells by numbers on the device, and look at all that storage has, so that
-        the pass can be recorded. is_decoded: it has been decoded on from the pass before
-        (`token_place`), so its cells only have to be taken.
+        by_index: put cell numbers on the device and attend to all allocated cells, so that the pass
+        can be recorded. is_decoded: the previous pass has decoded it already (`token_place`), so
+        its cells only have to be taken.
         """
         table, seqs = self._table, ubatch.seq_ids
         positions = ubatch.positions
         cells = table.find(seqs, ubatch.n_seq_tokens)
         n_view = self._take(seqs, cells, positions, ubatch.tokens)
         if is_decoded:
-            assert self._there is not None  # of the pass before
+            assert self._there is not None  # from the previous pass
             return self._there
         streams = [table.stream(seq) for seq in seqs]
         storage = self._storage
@@ -159,8 +158,8 @@ class AttentionKV(AttentionMemory):
         return of_batch
 
     def part(self, first: int, n: int) -> None:
-        """Have `update` take tokens first .. first + n - 1 of the ubatch alone. It must be of one
-        sequence, and by index."""
+        """Let `update` take only tokens first .. first + n - 1 of the ubatch, which must be of one
+        sequence and use `by_index`."""
         assert self._whole is not None  # by index
         numbers, masks = self._whole
         stream_of, cell_of = (x[first : first + n] for x in numbers)
@@ -168,8 +167,8 @@ class AttentionKV(AttentionMemory):
         self._masks = {window: mask[:, first : first + n] for window, mask in masks.items()}
 
     def token_place(self, n: int) -> TokenPlace | None:
-        """Where the pass that has started finds its only token, if those of the n - 1 tokens after
-        it differ from it in that alone; else None."""
+        """Where the current pass finds its only token, if the following n - 1 tokens differ from it
+        in that alone; else None."""
         if (
             self._fixed is None
             or self._numbers is None
@@ -223,7 +222,7 @@ class AttentionKV(AttentionMemory):
         return AttentionView(read_k, read_v, mask, self._positions, self._masks.get(None))
 
     def learn(self, seq: int, p0: int, tokens: Sequence[int]) -> None:
-        """Put tokens where UNKNOWN ones were decoded, from position p0 on."""
+        """Fill in tokens that were decoded as UNKNOWN, from position p0 on."""
         self._table.learn(seq, p0, tokens)
 
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> bool:
@@ -239,7 +238,7 @@ class AttentionKV(AttentionMemory):
         return True
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """dst becomes a copy of src; in a pool it shares the cells."""
+        """Make dst a copy of src; in a pool it shares the cells."""
         if src == dst:
             return
         table = self._table
@@ -252,15 +251,14 @@ class AttentionKV(AttentionMemory):
                 tensor[dst, :, :end] = tensor[src, :, :end]
 
     def seq_keep(self, seq: int) -> None:
-        """Forget every other sequence."""
+        """Remove every other sequence."""
         self._table.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, shift: int) -> None:
-        """Shift positions p0 <= pos < p1 and turn their keys; what falls below 0 is removed.
+        """Shift positions p0 <= pos < p1 and rotate their keys; positions below 0 are removed.
 
-        A cell shared with another sequence is copied first, so that the other keeps it. Raises
-        OptionError without `rotate`, ContextFullError without cells for the copies; both change
-        nothing.
+        Cells shared with another sequence are copied first. Raises OptionError without `rotate`,
+        ContextFullError without cells for the copies; both change nothing.
         """
         table, stream = self._table, self._table.stream(seq)
         cells = table.holding(seq, p0, p1)
@@ -296,8 +294,8 @@ class AttentionKV(AttentionMemory):
         return np.sort(self._table.positions(seq))
 
     def others_than(self, seq: int, tokens: Sequence[int]) -> int:
-        """How many positions from 0 on lack the token that is there in `tokens`. Cells whose
-        token is unknown may hold any."""
+        """Number of positions from 0 on whose token differs from `tokens`. UNKNOWN tokens match
+        any."""
         cells = self._table.holding(seq, 0, len(tokens))
         held = self._table.tokens(seq, cells)
         wanted = np.asarray(tokens)[self._table.positions(seq, cells)]
@@ -314,14 +312,14 @@ class AttentionKV(AttentionMemory):
         return self.holding(seq)[1]
 
     def holding(self, seq: int) -> tuple[int, int, int]:
-        """`used`, `duplicates` and `seq_pos_max` in one look."""
+        """`used`, `duplicates` and `seq_pos_max` in one call."""
         last = self._table.last_position(seq)
         if last is not None:
             return self._table.used[seq], 0, last
         held = self._table.positions(seq)
         if held.size == 0:
             return 0, 0, -1
-        if not np.count_nonzero(held[1:] <= held[:-1]):  # as a sequence is written
+        if not np.count_nonzero(held[1:] <= held[:-1]):  # the order in which a sequence is written
             return held.size, 0, int(held[-1])
         return held.size, held.size - np.unique(held).size, int(held.max())
 
@@ -330,11 +328,12 @@ class AttentionKV(AttentionMemory):
         return self._storage.n_bytes
 
     def n_held_bytes(self) -> int:
-        """The same with the smaller storage that `renew` goes back to."""
+        """Bytes of storage, including the smaller storage that `renew` returns to."""
         return self._storage.n_held_bytes()
 
     def renew(self) -> bool:
-        """Be as if newly made, in the same storage; False if it has grown too large for that."""
+        """Reset to the initial state in the same storage; False if it has grown too large for
+        that."""
         if not self._storage.renew():
             return False
         old = self._table
@@ -343,11 +342,11 @@ class AttentionKV(AttentionMemory):
         return True
 
     def poison(self, value: float) -> None:
-        """Fill storage, before anything is decoded: a read of unwritten memory then shows."""
+        """Fill storage, before anything is decoded, so that reads of uninitialised memory show."""
         self._storage.poison(value)
 
     def state(self, seq: int, p0: int = 0) -> AttentionState:
-        """A copy of what a sequence holds from position p0 on, keys and values where they are."""
+        """A copy of a sequence from position p0 on, on the same device."""
         cells = self._table.holding(seq, p0)
         cells = cells[np.argsort(self._table.positions(seq, cells), kind="stable")]
         where = upload(cells, self.device)
@@ -357,7 +356,7 @@ class AttentionKV(AttentionMemory):
         return AttentionState(positions, copies[:n_layers], copies[n_layers:])
 
     def put(self, seq: int, state: AttentionState, p0: int = 0) -> None:
-        """Replace a sequence, whatever it held from position p0 on, by a copy.
+        """Replace a sequence from position p0 on by a copy.
 
         Raises OptionError for a state of other layers, ContextFullError for one that is too long;
         both change nothing.
@@ -371,7 +370,7 @@ class AttentionKV(AttentionMemory):
             )
         held = table.holding(seq, p0)
         lacking = n - held.size + table.shared(seq, held).size
-        table.find([seq], max(lacking, 0))  # refuses while nothing is changed
+        table.find([seq], max(lacking, 0))  # refuse before anything changes
         table.release(seq, held)
         if n:
             cells = table.find([seq], n)
@@ -383,7 +382,7 @@ class AttentionKV(AttentionMemory):
     def _take(
         self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, tokens: np.ndarray
     ) -> int:
-        """Take found cells; returns how many cells their streams reach to, now readable."""
+        """Take found cells; returns the number of readable cells that their streams now need."""
         table = self._table
         table.take(seqs, cells, positions, tokens)
         streams = [0] if table.unified else seqs
@@ -403,8 +402,8 @@ class AttentionKV(AttentionMemory):
     def _looks(
         self, seqs: Sequence[int], cells: np.ndarray, positions: np.ndarray, n_view: int
     ) -> list[np.ndarray]:
-        """What the ubatch sees of cells: a mask per window, and after them positions if asked.
-        cells: those of the ubatch."""
+        """What the ubatch sees of cells: a mask per window, then positions if requested. cells:
+        those of the ubatch."""
         table = self._table
         seen = None if self._ahead else table.seen(seqs, cells, n_view)
         looks = [
@@ -424,8 +423,8 @@ class AttentionKV(AttentionMemory):
         return looks if where is None else [*looks, where]
 
     def _order(self, seqs: Sequence[int]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Have `update` gather cells where they do not lie in order: which ones, [n_seqs, n], and
-        which of these are not filler. None where they do."""
+        """The cells [n_seqs, n] for `update` to gather where they are not in order, and which of
+        them are not filler; None where they are in order."""
         table = self._table
         self._gathered = None
         if all(table.last_position(seq) is not None for seq in seqs):
@@ -437,13 +436,13 @@ class AttentionKV(AttentionMemory):
         if all(np.array_equal(order, np.arange(order.size)) for order in orders):
             return None
         width = max(order.size for order in orders)
-        # shorter rows are filled up with a cell of their own, which no one sees twice
+        # shorter rows are padded with one of their own cells, whose second copy is masked
         index = np.stack([np.resize(order, width) for order in orders])
         self._gathered = torch.from_numpy(index).to(self.device)
         return index, np.arange(width) < np.array([[order.size] for order in orders])
 
     def _write(self, tensor: Tensor, rows: Tensor) -> None:
-        """Put rows [n_seqs, n_seq_tokens, n_heads, dim] where this ubatch's cells are."""
+        """Write rows [n_seqs, n_seq_tokens, n_heads, dim] to this ubatch's cells."""
         if self._numbers:
             write_cells(tensor, rows, *self._numbers)
         elif isinstance(self._place, dict):
@@ -462,12 +461,12 @@ class AttentionKV(AttentionMemory):
         return tensor[self._rows, :, : self._n_view]
 
     def _copy_cells(self, seq: int, cells: np.ndarray, free: np.ndarray) -> None:
-        """Give seq copies in free cells [1, n] instead of these, which others own too."""
+        """Give seq copies in free cells [1, n] in place of cells that others own too."""
         table, stream = self._table, self._table.stream(seq)
         positions = table.positions(seq, cells)
         table.release(seq, cells)
         self._take([seq], free, positions[None], table.tokens(seq, cells)[None])
         source, target = self._storage.index(cells), self._storage.index(free[0])
         for tensor in self._storage.by_cell():
-            # not a view: what it is written to may lie around it
+            # cloned, because source and target may overlap
             tensor[stream, target] = tensor[stream, source].clone()

@@ -1,6 +1,5 @@
-"""The tensors of attention cells: every layer has its own sizes, they double as needed, what is
-read was initialised, and keys can be rotated to other positions.
-"""
+"""Tensors of attention cells: sizes per layer, growth by doubling, initialisation before reads, and
+rotation of keys to other positions."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ Rotate = Callable[[Tensor, int], Tensor]
 
 
 def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
-    """A function that turns keys [..., k_dim] by a number of positions, which may be negative.
+    """A function that rotates keys [..., k_dim] by a number of positions, which may be negative.
 
-    first: the column where those begin that have a position (latent keys have others before).
-    Rotations add up, so this equals having written the keys at the shifted positions; the
-    magnitude that some scalings give to cosines and sines is in the keys already.
+    first: first rotated column (latent keys have others before it). Rotations add up, so this
+    equals writing the keys at the shifted positions; the magnitude that some scalings apply to
+    cosines and sines is already in the keys.
     """
     inverse = torch.tensor(config.inverse_frequencies(), dtype=torch.float64)
 
@@ -38,11 +37,11 @@ def key_rotation(config: RopeConfig, first: int = 0) -> Rotate:
 
 CellIndex = int | slice | Tensor
 
-# cells that are allocated at first, and that are zeroed together later
+# cells allocated at first, and zeroed together later
 _BLOCK = 256
 
 _KEPT_BYTES = 64 << 20
-"""Tensors of smaller capacities are kept up to here, those in use included."""
+"""Tensors of smaller capacities are kept up to this size, those in use included."""
 
 LayerTensors = dict[CellKey, Tensor]
 
@@ -51,16 +50,17 @@ RowSize = tuple[int, int]
 
 
 StridedView = tuple[tuple[int, ...], tuple[int, ...], int]
-"""A view of every tensor with rows of one size: size, strides and offset, as
-`Tensor.as_strided` takes them; one call, no copy."""
+"""A view of every tensor with rows of one size: size, strides and offset for `Tensor.as_strided`;
+one call, no copy."""
 
 
 class KVStorage:
-    """Keys and values float32 [n_streams, n_heads, capacity, dim] of every layer; no values where
-    a layer's v_dim is 0.
+    """Keys and values float32 [n_streams, n_heads, capacity, dim] of every layer; no values where a
+    layer's v_dim is 0.
 
-    Cells are garbage until `reserve` makes them readable; then they stay finite, as attention
-    weighs hidden cells with zero but does not skip them. capacity never exceeds n_cells.
+    Cells are uninitialised until `reserve` makes them readable; from then on they are finite,
+    because attention multiplies masked cells by zero instead of skipping them. capacity never
+    exceeds n_cells.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class KVStorage:
     ) -> None:
         self._n_streams, self._n_cells, self._device = n_streams, n_cells, device
         self.capacity = self._least = min(n_cells, _BLOCK)
-        """Cells of a stream that are allocated; the tensors are others when it grows."""
-        # cells of a stream below this were zeroed or written
+        """Allocated cells per stream; growing replaces the tensors."""
+        # per stream: cells below this were zeroed or written
         self._readable = [0] * n_streams
         self.keys = {
             key: self._allocate((size.n_heads, size.k_dim), self.capacity)
@@ -80,7 +80,7 @@ class KVStorage:
             for key, size in layers.items()
             if size.v_dim
         }
-        # by capacity, what there was so far
+        # by capacity, all so far
         self._sizes = {self.capacity: (self.keys, self.values)}
         self.n_bytes = _n_bytes(self.keys, self.values)
         """Bytes held."""
@@ -91,17 +91,17 @@ class KVStorage:
         return (*self.keys.values(), *self.values.values())
 
     def by_cell(self) -> tuple[Tensor, ...]:
-        """The same tensors, seen as [n_streams, capacity, n_heads, dim]."""
+        """The same tensors as views [n_streams, capacity, n_heads, dim]."""
         return tuple(t.transpose(1, 2) for t in self.tensors())
 
     def n_held_bytes(self) -> int:
-        """The same with the tensors of smaller capacities that are kept for `renew`."""
+        """Bytes, including tensors of smaller capacities kept for `renew`."""
         return sum(_n_bytes(*tensors) for tensors in self._sizes.values())
 
     def renew(self) -> bool:
-        """Go back to the least capacity, and from there through the same tensors as before.
+        """Return to the smallest capacity, and grow through the same tensors again.
 
-        Nothing is readable then. False, and nothing changes, if they are not there any more.
+        Nothing is readable afterwards. Returns False and changes nothing if they were dropped.
         """
         if self._least not in self._sizes:
             return False
@@ -128,7 +128,7 @@ class KVStorage:
         self._readable = [0] * len(self._readable)
 
     def index(self, cells: np.ndarray) -> slice | Tensor:
-        """Cells or streams as an index: a slice, hence views, where evenly spaced and rising."""
+        """Cells or streams as an index: a slice, hence a view, if evenly spaced and rising."""
         first, last = int(cells[0]), int(cells[-1])
         if cells.size == 1:
             return slice(first, first + 1, 1)
@@ -143,7 +143,7 @@ class KVStorage:
         """The cells [len(streams), n] as [len(streams), n, n_heads, dim], in tensors of this row
         size.
 
-        None where they do not lie at even distances. It holds until storage grows, as does `view`.
+        None if they are not evenly spaced. Valid until storage grows, like `view`.
         """
         per_stream, per_head, dim = self._strides(row)
         places = cells.tolist()
@@ -177,13 +177,13 @@ class KVStorage:
         return upload(rows, self._device), upload(cells.ravel(), self._device)
 
     def _strides(self, row: RowSize) -> tuple[int, int, int]:
-        """Numbers from one stream, head and cell to the next."""
+        """Elements from one stream, head and cell to the next."""
         n_heads, dim = row
         per_head = self.capacity * dim
         return n_heads * per_head, per_head, dim
 
     def _grow(self, needed: int) -> None:
-        # whole blocks, so that few capacities occur
+        # whole blocks, so that there are few capacities
         blocks = -(-max(needed, 2 * self.capacity) // _BLOCK)
         capacity = min(self._n_cells, blocks * _BLOCK)
         before = self.keys, self.values
@@ -218,12 +218,12 @@ def _n_bytes(*groups: LayerTensors) -> int:
 
 
 def row_size(tensor: Tensor) -> RowSize:
-    """Of a tensor of storage [n_streams, n_heads, capacity, dim]."""
+    """Row size of a storage tensor [n_streams, n_heads, capacity, dim]."""
     return tensor.shape[1], tensor.shape[3]
 
 
 def _step(values: list[int]) -> int | None:
-    """The distance of neighbours where it is the same everywhere and rising, 0 for one value."""
+    """The step of an evenly rising list, 0 for a single value; else None."""
     if len(values) == 1:
         return 0
     step = values[1] - values[0]

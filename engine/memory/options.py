@@ -1,4 +1,4 @@
-"""Options of the memory: types of recurrent states, prompt cache. torch is not needed for it."""
+"""Memory options: types of recurrent states, prompt cache. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STATE_TYPES = ("f32", "bf16", "f16")
 
 @dataclass(frozen=True, slots=True)
 class StateTypes:
-    """Types of what recurrent layers keep, named as llama.cpp names its caches: s, the states of
-    the recurrence (mamba-ssm-dtype elsewhere), r, the windows of the convolutions, and of the
-    gates that tokens bring to a state: beta and log decay, or step size and log decay.
+    """Types of what recurrent layers store, named as llama.cpp names its caches: s, the states of
+    the recurrence (mamba-ssm-dtype elsewhere); r, the convolution windows; and the gates that
+    tokens contribute to a state: beta and log decay, or step size and log decay.
 
-    Numbers are rounded when a pass stores them, or before the recurrence reads them, and computed
-    with in float32. They stay in 4 bytes here: what is shown is what rounding does to a text.
+    Values are rounded when a pass stores them or before the recurrence reads them; arithmetic and
+    storage are float32. So runs show the effect of rounding on the text, not its savings.
     """
 
     GROUP: ClassVar[str] = "memory"
@@ -50,9 +50,8 @@ class StateTypes:
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """The prompt cache. ctx_checkpoints: recurrent states kept along the text of a sequence, at
-    most; 0 = none. checkpoint_min_step: tokens between two of them far from the end of a prompt.
-    """
+    """The prompt cache. ctx_checkpoints: most recurrent states kept along the text of a sequence; 0
+    = none. checkpoint_min_step: tokens between two of them far from the end of a prompt."""
 
     ctx_checkpoints: int = option(
         32,

@@ -1,18 +1,17 @@
-"""Snapshot planes in cells, for the policies `planes`, `carry` and `checkpoint`.
+"""Snapshot planes, for the policies `planes`, `carry` and `checkpoint`.
 
-Every recurrent layer has K = R + 1 planes of n_cells rows; row plane * n_cells + cell is a
-state, and plane r of a cell holds what its sequence was r tokens before the newest. A forward
-pass writes planes 0 .. min(n, K) - 1 of n tokens, then the older states that the policy
-carries on. A rollback only records the plane that the next pass reads.
+Every recurrent layer has K = R + 1 planes of n_cells rows; row plane * n_cells + cell is a state,
+and plane r of a cell holds its sequence's state r tokens before the newest. A forward pass of n
+tokens writes planes 0 .. min(n, K) - 1, then the older states that the policy carries over. A
+rollback only records the plane that the next pass reads.
 
-Plain planes (llama.cpp #22400): after a ubatch of n tokens the planes 0 .. min(n, K) - 1 are fresh
-and deeper ones keep what they held. Upstream accepts any rollback up to R; here the bound is what
-is truthful, so a stale plane is never read, and a second rollback before the next ubatch is refused
-(single use).
+Plain planes (llama.cpp #22400): after a ubatch of n tokens planes 0 .. min(n, K) - 1 are fresh and
+deeper ones are stale. Upstream accepts any rollback up to R; here only fresh planes count, so a
+stale plane is never read, and a second rollback before the next ubatch is refused (single use).
 
-Planes with a rolling carry (llama.cpp #25004): a ubatch of n < K tokens leaves K - n planes free
-of new states. They receive the states that were newest before it, so history survives ubatches of
-any length. Rollbacks accumulate until the next ubatch. The price is a copy of every carried state.
+Planes with a rolling carry (llama.cpp #25004): a ubatch of n < K tokens leaves K - n planes without
+new states. They receive the newest states from before it, so history survives ubatches of any
+length. Rollbacks accumulate until the next ubatch. The price is a copy of every carried state.
 """
 
 from __future__ import annotations
@@ -43,13 +42,12 @@ _FOREIGN: tuple[str, int | None] = ("stale", None)
 class _Step:
     """One forward pass between `begin` and `commit`.
 
-    cells: the bookkeeping as it will be, or as it is if sequences stay where they are. here: cells
-    written. n_fresh: planes written with new states. depths, n_carried: by row, the depth it will
-    have and how many older states move on.
-    states, windows: rows read as input, of windows and of other states. carried: rows that move on,
-    None if there are none.
-    moves: rows from and to which the states of idle cells move; moved: their sequences.
-    numbers: in place of these rows, if the pass goes by numbers on the device.
+    cells: the bookkeeping after it, or the current one if sequences stay in place. here: cells
+    written. n_fresh: planes written with new states. depths, n_carried: by row, the depth after the
+    pass and how many older states are carried over. states, windows: input rows, of windows and of
+    other states. carried: rows carried over, None if there are none. moves: rows from and to which
+    the states of idle cells move; moved: their sequences. numbers: replaces these rows if the pass
+    takes row numbers from the device.
     """
 
     cells: RecurrentCells
@@ -69,12 +67,12 @@ class _Step:
 
 
 class PlaneMemory(SnapshotPolicy):
-    """A policy says how deep a rollback may be now (valid_depth) and after a pass
-    (guaranteed_depth); states beyond the fresh ones up to that depth are carried on.
+    """A policy defines how deep a rollback may be now (valid_depth) and after a pass
+    (guaranteed_depth); older states up to that depth are carried over.
 
-    While sequences share a cell (seq_cp), partial rollbacks of any of them are refused: the index
-    of the plane to read would have to differ between owners of one row. Full removal is not. The
-    first owner to decode takes a cell of its own, which needs no copy of the state.
+    While sequences share a cell (seq_cp), partial rollbacks of any of them are refused, because the
+    owners of one row would need different plane indices. Full removal is possible. The first owner
+    to decode takes a cell of its own, without a copy of the state.
     """
 
     def _allocate(self) -> None:
@@ -87,7 +85,7 @@ class PlaneMemory(SnapshotPolicy):
             key: self._zeros(self._n_planes, n_seqs, *one.shape)
             for key, one in layout.states.items()
         }
-        # by sequence: how deep a rollback may be, and the deepest plane that one reads
+        # by sequence: deepest valid rollback, and the deepest plane that one reads
         self._depth = [0] * n_seqs
         self._deepest = [0] * n_seqs
         self._planes = [[_FREE] * self._n_planes for _ in range(n_seqs)]
@@ -170,7 +168,7 @@ class PlaneMemory(SnapshotPolicy):
         super()._move_cursor(seq, depth - ("plane-off-by-one" in self.faults))
 
     def _n_carried(self, depth: int, n_tokens: int) -> int:
-        """Older states that move on in a pass of n_tokens after which a rollback may be so deep."""
+        """Older states carried over in a pass of n_tokens, for this depth afterwards."""
         return max(0, depth - n_tokens + 1)
 
     def _plane(self, seq: int) -> int:
@@ -239,7 +237,7 @@ class PlaneMemory(SnapshotPolicy):
             (p + i) * self.n_seqs + source if i < count else (n + i) * self.n_seqs + cell
             for i in range(n_planes)
             for p, source, cell, count in zip(read, slot.sources, here, n_carried, strict=True)
-        ]  # a sequence with less to carry keeps what its deeper planes held
+        ]  # a sequence with less to carry keeps the contents of its deeper planes
         return self._row_numbers(rows).view(n_planes, len(read))
 
     def _numbers(
@@ -250,8 +248,8 @@ class PlaneMemory(SnapshotPolicy):
         n: int,
         n_carried: Sequence[int],
     ) -> PoolRows:
-        """A pass whose sequences stay in these cells and read these planes."""
-        # every token of plain decoding asks for the same ones
+        """Row numbers of a pass whose sequences stay in these cells and read these planes."""
+        # every token of plain decoding uses the same ones
         key = (*cells, *states, *windows, n, *n_carried)
         if self._numbered[0] == key and self._numbered[1] is not None:
             return self._numbered[1]
@@ -301,9 +299,9 @@ class PlaneMemory(SnapshotPolicy):
     def _collect(
         self, step: _Step, planes: Tensor, is_window: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Read all that is read before anything is written, then move the idle states.
+        """Gather everything that is read before anything is written, then move the idle states.
 
-        The input may be a view: idle states do not move into the cells that the ubatch owns.
+        The input may be a view: idle states do not move into the ubatch's own cells.
         """
         if step.zero != NONE:
             planes[0, step.zero] = 0.0
@@ -340,10 +338,10 @@ class PlaneMemory(SnapshotPolicy):
 def _slots(
     planes: tuple[tuple[str, int | None], ...], read: int, pending: int, is_held: bool
 ) -> tuple[SnapshotSlot, ...]:
-    """A sequence's, whose next pass reads the plane `read`; few occur."""
+    """Slots of a sequence whose next pass reads the plane `read`; few combinations occur."""
     found = [SnapshotSlot(r, name, age) for r, (name, age) in enumerate(planes)]
     if is_held:
-        # a plane that serves for a shorter text is as good as that text's own
+        # a plane that also serves a shorter text is as good as that text's own
         age = found[read].age if read == pending else pending
         found[read] = SnapshotSlot(read, "pending" if pending else "live", age)
     return tuple(found)
@@ -364,7 +362,7 @@ class PlanesMemory(PlaneMemory):
         return n_last + self._spare(seq, n_before, n_last)
 
     def _n_carried(self, depth: int, n_tokens: int) -> int:
-        # the state before the pass at most, which serves for all that is deeper
+        # at most the state before the pass, which serves everything deeper
         return int(depth >= n_tokens)
 
 
@@ -381,5 +379,5 @@ class CarryMemory(PlaneMemory):
 
 
 def _pick(planes: Tensor, rows: PlaneRows | None) -> Tensor:
-    assert rows is not None  # a pass by numbers has none of these
+    assert rows is not None  # None in a pass by row numbers
     return planes.flatten(0, 1)[rows] if isinstance(rows, Tensor) else planes[rows]

@@ -1,5 +1,5 @@
-"""The snapshot policies by the name that `--rollback` gives them. A new one is its module and an
-entry here; torch is loaded when one is made."""
+"""Snapshot policies by their `--rollback` name. A new one is a module plus an entry here; torch is
+imported when a memory is made."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PolicySpec:
     """One way of undoing tokens in recurrent memory.
 
     keeps: what is in memory. limits: what it cannot do, or what it costs. where: its class, by
-    module of this package. keeps_snapshots: whether n_rs_seq means anything to it; a policy without
-    snapshots always takes checkpoints. is_log: it keeps entries of a log instead of states, one
-    more than tokens can be undone.
+    module of this package. keeps_snapshots: whether n_rs_seq has an effect; a policy without
+    snapshots always takes checkpoints. is_log: it keeps log entries instead of states, one more
+    than the tokens that can be undone.
     """
 
     name: str
@@ -35,7 +35,7 @@ class PolicySpec:
 
     @property
     def about(self) -> str:
-        """`keeps` and `limits` in one line of text."""
+        """`keeps` and `limits` as one line of text."""
         return f"{self.keeps}; {self.limits}"
 
     def __call__(
@@ -53,7 +53,7 @@ class PolicySpec:
         return policy(layout, n_seqs, n_kept, device, faults)
 
     def kept(self, info: ModelInfo, n_rs_seq: int) -> tuple[int, int]:
-        """Bytes of a snapshot or log entry, and how many are kept of a sequence beyond its live
+        """Bytes of a snapshot or log entry, and how many are kept per sequence beyond its live
         state to undo n_rs_seq tokens."""
         if self.is_log:
             return info.log_bytes_per_token, n_rs_seq + 1

@@ -1,8 +1,8 @@
-"""Recurrent memory: what every recurrent layer keeps of every sequence, and how far back it goes.
+"""Recurrent memory: the states of every recurrent layer and sequence, and how far back they go.
 
 A snapshot policy decides how many past states are kept and what a rollback costs. The model calls
-`advance` and never sees where states lie; the policy never sees what they are, only the tensors
-that a layer's recurrence (engine.model.recurrence) advances from rows into rows.
+`advance` and never sees where states are stored; the policy never sees what they mean, only the
+tensors that a layer's recurrence (engine.model.recurrence) advances from rows into rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from engine.model.recurrence import (
 from engine.model.recurrent_states import stored_as
 from kernels.rows import put_rows, take_rows
 
-_LINE = 16  # numbers on a cache line, where torch's memory begins
+_LINE = 16  # numbers per cache line, torch's alignment
 
 
 class SnapshotSlot(NamedTuple):
@@ -71,20 +71,20 @@ class RecurrentTraffic:
 
 
 class SnapshotPolicy(RecurrentMemory, ABC):
-    """One interface for all policies; positions count tokens, -1 is empty.
+    """The interface of all policies; positions count tokens, -1 is empty.
 
-    n_rs_seq (R) bounds every rollback; what is truthful may be less. A rollback makes tokens
-    pending without touching storage; the next ubatch starts after them. A sequence without tokens
-    has zero states, whatever its storage holds. `faults` are switched on on purpose, to show what
-    they do (engine.options.FAULTS).
+    n_rs_seq (R) bounds every rollback; the valid depth may be less. A rollback marks tokens as
+    pending without touching storage; the next ubatch starts after the tokens that are left. A
+    sequence without tokens has zero states, whatever its storage holds. `faults` are enabled on
+    purpose, to show their effects (engine.options.FAULTS).
     """
 
     batch_invariant: bool = False
-    """Whether the kernels run in the forms whose bits do not depend on the shape of a batch."""
+    """Whether kernels run in the variants whose bits do not depend on the shape of a batch."""
 
     accumulates: ClassVar[bool] = False
-    """Whether a rollback reaches back through several ubatches; else only through the last one,
-    so that the tokens that may be undone have to share it (keep-tail)."""
+    """Whether a rollback may span several ubatches; else only the last one, so that all tokens that
+    may be undone have to share it (keep-tail)."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * n_seqs
         self._pending = [0] * n_seqs
-        # of each sequence's oldest snapshot, tokens that its states have seen: as many as it is of,
-        # or more where it was read for a shorter text
+        # per sequence: tokens that the oldest snapshot has seen; more than its length where it was
+        # read for a shorter text
         self._n_seen = [0] * n_seqs
         self._storage: list[Tensor] = []
         self._again: list[Tensor] = []
@@ -108,25 +108,24 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self._pool_rows: dict[tuple[int, int, int], PoolRows] = {}
         self._allocate()
 
-    # what a policy is
+    # what a policy defines
 
     @abstractmethod
     def _allocate(self) -> None:
-        """Make the storage, with `_zeros`, and what keeps track of it; called once, at the end of
-        the constructor."""
+        """Allocate storage with `_zeros`, and the bookkeeping; called once, at the end of the
+        constructor."""
 
     @abstractmethod
     def _begin(self, ubatch: UBatch, by_index: bool) -> None:
-        """Choose the rows to read and to write; only `_commit` makes them count."""
+        """Choose the rows to read and to write; they take effect in `_commit`."""
 
     @abstractmethod
     def pass_inputs(self) -> PassInputs | None:
-        """Key and input tensors of a recording of the pass that has started; None if it cannot be
-        recorded."""
+        """Key and input tensors for recording the current pass; None if it cannot be recorded."""
 
     def repeats(self) -> bool:
-        """Whether passes of one token after the one that has started, which is of one too, read and
-        write the same rows."""
+        """Whether further passes of one token would read and write the same rows as the current
+        one."""
         return False
 
     @abstractmethod
@@ -135,7 +134,8 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
     @abstractmethod
     def _commit(self, ubatch: UBatch) -> None:
-        """The pass has run. Positions and pending rollbacks are still those from before."""
+        """Update the bookkeeping after the pass. Positions and pending rollbacks are still the old
+        ones."""
 
     @abstractmethod
     def valid_depth(self, seq: int) -> int:
@@ -152,16 +152,16 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
     @abstractmethod
     def _share(self, src: int, dst: int) -> None:
-        """dst, which holds nothing, refers to what src holds."""
+        """Let dst, which is empty, refer to the storage of src."""
 
     @abstractmethod
     def _input(self, key: StateKey) -> Tensor | list[Tensor]:
-        """The states that the pass which has started starts from, read as `advance` reads them: one
-        for each sequence of the ubatch. Those of sequences without tokens are not looked at."""
+        """Input states of the current pass, as `advance` reads them, one per sequence of the
+        ubatch. Those of sequences without tokens are ignored."""
 
     @abstractmethod
     def _put(self, seq: int, states: Mapping[StateKey, Tensor]) -> None:
-        """Store states of a sequence that holds nothing."""
+        """Store the states of an empty sequence."""
 
     @abstractmethod
     def slots(self, seq: int) -> Sequence[SnapshotSlot]:
@@ -169,31 +169,31 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
     @abstractmethod
     def kept(self, seq: int, key: StateKey) -> list[Tensor]:
-        """One state in every snapshot that storage holds of a sequence: the one that the next pass
-        has to start from, then others. [] for a sequence without tokens."""
+        """One state in every snapshot stored for a sequence: first the one that the next pass must
+        start from, then others. [] for a sequence without tokens."""
 
     def _spare(self, seq: int, n_tokens: int, depth: int) -> int:
-        """How much further back than to n_tokens tokens, `depth` tokens ago, the snapshot that was
-        taken there serves: within n_rs_seq, where rows of states go by position."""
+        """How many tokens further back the snapshot taken `depth` tokens ago also serves, for a
+        text of n_tokens, within n_rs_seq; only where state rows go by position."""
         n_seen = max(n_tokens, self._n_seen[seq])
         return self.layout.n_spare(n_tokens, n_seen, self.n_rs_seq - depth)
 
     def _move_cursor(self, seq: int, depth: int) -> None:
-        """Take `depth` more tokens as rolled back."""
+        """Roll back `depth` more tokens."""
         self._pending[seq] += depth
 
-    # what all of them do
+    # what all policies share
 
     def prepare(self, ubatches: Sequence[UBatch]) -> bool:
         """Whether these ubatches could be decoded in turn; changes nothing."""
         return all(self._can_decode(ubatch) for ubatch in ubatches)
 
     def begin(self, ubatch: UBatch, *, by_index: bool = False, is_decoded: bool = False) -> None:
-        """Choose the rows to read; a pending rollback is consumed when the pass is committed.
+        """Choose the rows to read; a pending rollback is consumed in `commit`.
 
-        by_index: leave rows to numbers on the device where that is possible, so that the pass can
-        be recorded. is_decoded: it read and wrote the rows of the pass before, which `repeats`.
-        Raises ValueError, and changes nothing, if a sequence is unknown or listed twice.
+        by_index: use row numbers on the device where possible, so that the pass can be recorded.
+        is_decoded: it used the rows of the previous pass (`repeats`). Raises ValueError and changes
+        nothing if a sequence is unknown or listed twice.
         """
         if not self._can_decode(ubatch):
             seqs = ubatch.seq_ids
@@ -203,7 +203,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self._ubatch = ubatch
 
     def commit(self) -> None:
-        """Move the positions after the forward pass that `begin` prepared."""
+        """Advance the positions after the forward pass that `begin` prepared."""
         ubatch = self._ubatch
         assert ubatch is not None  # begin comes first
         self._commit(ubatch)
@@ -216,8 +216,8 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         """Undo the tokens from p0 on. False changes nothing: the caller needs a checkpoint.
 
         Negative p0 is 0, negative p1 means no end. p0 = 0 without end, or an end above the last
-        position, forgets the sequence. A range that does not touch the last position is True and
-        changes nothing.
+        position, clears the sequence. A range that does not reach the last position returns True
+        and changes nothing.
         """
         if not 0 <= seq < self.n_seqs:
             return False
@@ -235,7 +235,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return True
 
     def seq_cp(self, src: int, dst: int) -> None:
-        """dst becomes a copy of src, sharing storage until one of them decodes."""
+        """Make dst a copy of src, sharing storage until one of them decodes."""
         if src == dst:
             return
         self._clear(dst)
@@ -245,12 +245,12 @@ class SnapshotPolicy(RecurrentMemory, ABC):
             self._n_seen[dst] = self._n_seen[src]
 
     def fork(self, src: int, dst: int) -> None:
-        """dst becomes a copy of the logical states of src, and shares no storage with it."""
+        """Make dst a copy of the logical states of src, without shared storage."""
         self.put(dst, self._pos[src], self.live(src))
         self.traffic.copied += self.layout.n_bytes
 
     def seq_keep(self, seq: int) -> None:
-        """Forget every other sequence."""
+        """Remove every other sequence."""
         for other in range(self.n_seqs):
             if other != seq:
                 self._clear(other)
@@ -265,17 +265,17 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return self._pos[seq]
 
     def pending(self, seq: int) -> int:
-        """Tokens that the next ubatch will find rolled back (`rs_idx`), 0 = none."""
+        """Tokens pending as rolled back for the next ubatch (`rs_idx`), 0 = none."""
         return self._pending[seq]
 
     def inputs(
         self, seqs: Sequence[int], *, by_index: bool = False, whole: bool = False
     ) -> list[dict[StateKey, Tensor]]:
-        """What the next pass would start from if these sequences had one token each in it.
+        """The input states of a next pass with one token of each of these sequences.
 
-        It goes through `begin` and reads what that chose, so a wrong row or plane shows here as it
-        does in the pass. Per sequence its states, which may be views, as far as they are needed
-        (Recurrence.needed), or whole. by_index: as in `begin`.
+        Goes through `begin` and reads the rows it chose, so a wrong row or plane shows here as in a
+        real pass. Per sequence its states, possibly views, as far as needed (Recurrence.needed), or
+        whole. by_index: as in `begin`.
         """
         positions = np.array([[self._pos[seq] + 1] for seq in seqs])
         self.begin(
@@ -296,17 +296,17 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return found
 
     def live(self, seq: int) -> dict[StateKey, Tensor]:
-        """The logical states, each of its recurrence's shape, also while a rollback is pending."""
+        """The logical states, in their recurrence's shapes, also while a rollback is pending."""
         return self.inputs((seq,))[0]
 
     def put(self, seq: int, pos: int, states: Mapping[StateKey, Tensor]) -> None:
-        """Replace a sequence by these states, last position pos; nothing else is kept of it."""
+        """Replace a sequence by these states with last position pos, without snapshots."""
         self._clear(seq)
         if pos >= 0:
             of = self.layout.states
             self._put(seq, {key: of[key].stored(state) for key, state in states.items()})
             self._pos[seq] = pos
-            # what else these states have seen is not known
+            # what else these states have seen is unknown
             self._n_seen[seq] = pos + 1 + max(one.shape[0] for one in of.values())
 
     def save(self, seq: int, device: torch.device | None = None) -> RecurrentCheckpoint:
@@ -321,7 +321,7 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         return checkpoint
 
     def restore(self, seq: int, checkpoint: RecurrentCheckpoint) -> None:
-        """Put a checkpoint back; a pending rollback and older snapshots are gone."""
+        """Restore a checkpoint; pending rollbacks and snapshots are dropped."""
         self.put(seq, checkpoint.pos, checkpoint.states)
         self.traffic.restored += checkpoint.n_bytes
 
@@ -331,11 +331,11 @@ class SnapshotPolicy(RecurrentMemory, ABC):
 
     @cached_property
     def _n_bytes(self) -> int:
-        # no policy allocates later than in `_allocate`
+        # policies allocate in `_allocate` only
         return sum(t.nbytes for t in self._storage)
 
     def renew(self) -> None:
-        """Be as if newly made, in the same storage."""
+        """Reset to the initial state in the same storage."""
         self.traffic = RecurrentTraffic()
         self._pos = [-1] * self.n_seqs
         self._pending = [0] * self.n_seqs
@@ -345,12 +345,13 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self._allocate()
 
     def poison(self, value: float) -> None:
-        """Fill storage, before any sequence is decoded: a read of unwritten memory then shows."""
+        """Fill storage, before anything is decoded, so that reads of uninitialised memory show."""
         for tensor in self._storage:
             tensor.fill_(value)
 
     def _zeros(self, *size: int) -> Tensor:
-        """New storage, float32; after `renew` what the same call returned the first time."""
+        """New float32 storage of zeros; after `renew`, the tensors of the first time in the same
+        order."""
         zeros = self._again.pop().zero_() if self._again else _new_zeros(size, self.device)
         self._storage.append(zeros)
         return zeros
@@ -387,15 +388,15 @@ class SnapshotPolicy(RecurrentMemory, ABC):
         self._pos[seq], self._pending[seq], self._n_seen[seq] = -1, 0, 0
 
     def _can_decode(self, ubatch: UBatch) -> bool:
-        """Whether each row is of one known sequence; sequences that share a row are refused."""
+        """Whether each row is a known sequence of its own; duplicates are refused."""
         seqs = ubatch.seq_ids
         known = all(0 <= seq < self.n_seqs for seq in seqs)
         return known and len(set(seqs)) == len(seqs) == ubatch.n_seqs
 
 
 def _new_zeros(size: Sequence[int], device: torch.device) -> Tensor:
-    """Zeros, float32. On the processor planes that nothing is written to take no memory: pages are
-    there when they are first touched, which torch does at once."""
+    """Zeros, float32. On the CPU, pages that are never written take no memory, so they are mapped
+    lazily; torch would touch them at once."""
     if device.type != "cpu":
         return torch.zeros(size, device=device)
     n = math.prod(size)
@@ -406,14 +407,14 @@ def _new_zeros(size: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PoolRows:
-    """Rows of one pass in a pool, one tensor of states; int64, all of them views of `table`, which
-    on the processor the next pass with as many of them overwrites.
+    """Rows of one pass in a pool, one tensor of states; int64, all views of `table`, which on the
+    CPU is overwritten by the next pass of the same size.
 
-    With views of storage the host chooses the rows, and a recording would repeat its choice for
-    ever. With row numbers on the device two passes of the same shape differ in values alone.
+    With views of storage the host chooses the rows, and a recording would repeat that choice. With
+    row numbers on the device, two passes of the same shape differ in values only.
 
-    windows: of the states that are windows; states: of the others. carried, carried_to: [n], rows
-    that move on unchanged.
+    windows: input rows of window states; states: of the others. carried, carried_to: [n], rows
+    copied unchanged.
     """
 
     table: Tensor
@@ -423,11 +424,12 @@ class PoolRows:
     carried_to: Tensor
 
     def pass_inputs(self) -> PassInputs:
-        """The shapes that a recording of the pass is bound to, and the table of rows it reads."""
+        """The shapes that a recording is bound to, and the table of rows it reads."""
         return PassInputs((self.states.write.shape, self.carried.shape), (self.table,))
 
     def advance(self, recurrence: Recurrence, pool: Tensor, inputs: RecurrenceInputs) -> Tensor:
-        """A recurrence from rows into rows of a pool [n_rows, *shape], carried ones moved on."""
+        """Advance a recurrence from rows into rows of a pool [n_rows, *shape], copying carried
+        ones."""
         carried = take_rows(pool, self.carried) if self.carried.numel() else None
         rows = self.windows if recurrence.is_window else self.states
         o = recurrence.by_index(inputs, pool, rows)

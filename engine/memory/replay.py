@@ -1,11 +1,10 @@
-"""A base state and a log of the last tokens, which are folded into the base once they are final
-(ReplaySSM; WY form of the delta rule).
+"""A base state plus a log of the last tokens, folded into the base once they are final (ReplaySSM;
+WY form of the delta rule).
 
-Of the last ubatch's tokens, at most L = R + 1, memory keeps what their layer's recurrence logs of
-them: (k, u, g) and the row of a convolution. A rollback moves a cursor in that log. The next
-ubatch folds the tokens in front of the cursor into the base, in one product, and starts a new log
-there: the deferred commit. A draft token so needs d_k + d_v + 1 numbers per head, where a snapshot
-would need d_k * d_v.
+Of the last ubatch's tokens, at most L = R + 1, memory keeps what their layer's recurrence logs: (k,
+u, g) and the convolution row. A rollback moves a cursor in that log. The next ubatch folds the
+tokens before the cursor into the base, in one product, and starts a new log: the deferred commit. A
+draft token needs d_k + d_v + 1 numbers per head, where a snapshot needs d_k * d_v.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from engine.model.recurrence import RecurrenceInputs, StateKey
 from kernels.rows import copy_rows
 
 StateRows = slice | Tensor
-"""Rows of storage side by side as a view, or anywhere by index."""
+"""Storage rows as a slice (a view) or as an index."""
 
 
 _Fold = tuple[int | Tensor, int]
-"""Logged tokens to fold into the base, one number where all sequences agree, and how many of the
-log to look at for that."""
+"""Logged tokens to fold into the base (one number if equal for all sequences), and how many log
+entries to read for that."""
 
 
 @dataclass(slots=True)
 class _ReplayPlan:
-    """What one ubatch does.
+    """Plan of one ubatch.
 
     row_of: every sequence's row afterwards. src, dst: rows to read and to write. moved: per
-    sequence, whether these differ. new: rows that start from nothing. cursors: per sequence, the
-    logged tokens that are committed now. states, windows: how, for windows and for other states.
-    n_early: tokens too long ago for the log; n_kept: those that go to it. fixed: whether counts
-    are on the device and all else is the same in every pass of these rows.
+    sequence, whether these differ. new: rows that start from zeros. cursors: per sequence, logged
+    tokens committed now. states, windows: folds for windows and for other states. n_early: tokens
+    too old for the log; n_kept: tokens that are logged. fixed: whether counts are on the device and
+    everything else is constant for passes of these rows.
     """
 
     row_of: np.ndarray
@@ -60,8 +59,8 @@ class _ReplayPlan:
 class ReplayMemory(SnapshotPolicy):
     """Per state n_seqs rows, each a base and a log of L tokens.
 
-    A row may belong to several sequences, which then differ in their cursors only; who
-    decodes leaves it first. n_rs_seq = 0 is a single state and one token of log.
+    Sequences may share a row and then differ in their cursors only; one that decodes moves out
+    first. n_rs_seq = 0 means a single state and one logged token.
     """
 
     def _allocate(self) -> None:
@@ -92,7 +91,7 @@ class ReplayMemory(SnapshotPolicy):
         as_views = side_by_side or len(src) == 1
         n_kept = min(ubatch.n_seq_tokens, self._n_log)
         n_early = ubatch.n_seq_tokens - n_kept
-        # a row that moves, a new one and tokens too long ago for the log take steps of their own
+        # moved rows, new rows and early tokens need further steps
         fixed = by_index and src == dst and as_views and not new and not n_early
         cursors = [self._cursor(seq) for seq in ubatch.seq_ids]
         states = windows = self._fold_of(cursors, fixed)
@@ -128,7 +127,7 @@ class ReplayMemory(SnapshotPolicy):
         state = self._committed(key)
         outputs = []
         if plan.n_early:
-            # what is too long ago for the log is decoded into the base
+            # early tokens are decoded into the base
             base = bases[plan.dst] if isinstance(plan.dst, slice) else state
             early = inputs.part(slice(None), slice(plan.n_early))
             outputs.append(recurrence.into(early, state, [base], invariant=invariant))
@@ -145,9 +144,9 @@ class ReplayMemory(SnapshotPolicy):
         return torch.cat((*outputs, o), 1) if outputs else o
 
     def _committed(self, key: StateKey) -> Tensor:
-        """The states that this ubatch starts from: in storage if rows are views, else gathered.
+        """The input states of this ubatch: in storage if rows are views, else gathered.
 
-        Storage that early tokens will overwrite anyway is not written now.
+        Storage that early tokens will overwrite is not written now.
         """
         bases, plan = self._bases[key], self._plan
         in_storage, temporary = isinstance(plan.dst, slice), plan.n_early > 0
@@ -161,7 +160,7 @@ class ReplayMemory(SnapshotPolicy):
         return self._plan.windows if self.layout.states[key].is_window else self._plan.states
 
     def _folded(self, key: StateKey, state: Tensor, out: Tensor | None = None) -> Tensor:
-        """The bases of this ubatch's rows with the tokens in front of the cursors folded in."""
+        """The bases of this ubatch's rows with the tokens before the cursors folded in."""
         counts, n_read = self._to_fold(key)
         read = [rows[self._plan.src, :n_read] for rows in self._logs[key]]
         recurrence = self.layout.states[key]
@@ -217,7 +216,7 @@ class ReplayMemory(SnapshotPolicy):
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[Tensor]:
-        """The base with as much of the log folded in as the cursor says, then with less or more."""
+        """The base with the log folded in up to the cursor, then with less or more."""
         row, at = int(self._row[seq]), self._cursor(seq)
         if row < 0:
             return []
@@ -227,7 +226,7 @@ class ReplayMemory(SnapshotPolicy):
         return [fold(base, log, n)[0] if n else base[0] for n in (at, *others)]
 
     def _cursor(self, seq: int) -> int:
-        # beyond the log the base itself serves, where rows of states go by position
+        # beyond the log the base serves, where state rows go by position
         return max(0, self._n_logged[seq] - self._pending[seq])
 
     def _rows(self, rows: list[int], as_views: bool) -> StateRows:
@@ -238,13 +237,13 @@ class ReplayMemory(SnapshotPolicy):
     def _fold_of(self, counts: list[int], on_device: bool) -> _Fold:
         if on_device:
             return upload(counts, self.device), self._n_log
-        if min(counts) == max(counts):  # one number saves a mask
+        if min(counts) == max(counts):  # a single number needs no mask
             return counts[0], counts[0]
         return upload(counts, self.device), max(counts)
 
     @staticmethod
     def _free_row(rows: np.ndarray, seq: int) -> int:
-        """A row that no one has, the sequence's own number if possible."""
+        """A row without a sequence, preferably the sequence's own number."""
         if seq not in rows:
             return seq
         return next(row for row in range(len(rows)) if row not in rows)

@@ -1,12 +1,12 @@
-"""A cyclic buffer of states (discussion of llama.cpp #22400): each token writes the next slot.
+"""A ring of states (discussion of llama.cpp #22400): each token writes the next slot.
 
-A sequence refers to the slots of its last R + 1 states, oldest first. Decoding writes new states
-into free slots and lets the oldest go, a rollback lets the newest go, a copied sequence refers to
-the same slots: no state is ever copied.
+A sequence refers to the slots of its last R + 1 states, oldest first. Decoding writes new states to
+free slots and releases the oldest, a rollback releases the newest, a copied sequence refers to the
+same slots: states are never copied.
 
-Slot `column * (R + 1) + lane` of the pool is on lane `lane`. The states of a sequence lie on
-consecutive lanes, each on one of its own. So with a column for every sequence, a lane always has
-a slot to spare for a sequence that needs one.
+Slot `column * (R + 1) + lane` of the pool is on lane `lane`. A sequence's states are on consecutive
+lanes, one each. With one column per sequence, a lane always has a free slot for a sequence that
+needs one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from engine.model.recurrence import RecurrenceInputs, StateKey
 
 @dataclass(slots=True)
 class _RingPlan:
-    """What one ubatch does. Per row: slots held afterwards, new ones, and where to read.
+    """Plan of one ubatch. Per row: slots held afterwards, new ones, and where to read.
 
-    rows: all of these as numbers on the device, if the pass goes by them; else index: the new ones
-    as a tensor [n_seqs, n_new].
+    rows: all of these as numbers on the device, if the pass uses them; else index: the new ones as
+    a tensor [n_seqs, n_new].
     """
 
     n_refs: np.ndarray
@@ -43,7 +43,7 @@ class _RingPlan:
 
 
 class RingMemory(SnapshotPolicy):
-    """Per state a pool of n_seqs * (n_rs_seq + 1) rows, with counts of references."""
+    """Per state a pool of n_seqs * (n_rs_seq + 1) rows with reference counts."""
 
     accumulates = True
 
@@ -85,8 +85,8 @@ class RingMemory(SnapshotPolicy):
         windows: Sequence[int | None],
         new: Sequence[Sequence[int]],
     ) -> PoolRows | None:
-        """None where a sequence has no state yet, or writes what another one reads: all of them
-        run at once then, not in the order of the plan."""
+        """Row numbers of a pass; None where a sequence has no state yet, or writes a slot that
+        another one reads: by numbers all run at once, not in the order of the plan."""
         known = [slot for slot in read if slot is not None]
         starts = [slot for slot in windows if slot is not None]
         if len(known) < len(read) or len(starts) < len(windows):
@@ -157,13 +157,13 @@ class RingMemory(SnapshotPolicy):
             found[lane] = SnapshotSlot(lane, name, pending + back)
         for ahead in range(1, self._n_stale[seq] + 1):
             lane = (newest + ahead) % self._n_lanes
-            # those of an earlier rollback belong to a text that has no newest state any more
+            # those of an earlier rollback belong to a text whose newest state is gone
             age = pending - ahead if ahead <= pending else None
             found[lane] = SnapshotSlot(lane, "stale", age)
         return found
 
     def kept(self, seq: int, key: StateKey) -> list[Tensor]:
-        """Of older states the slots that are held, of newer ones those that a rollback let go."""
+        """For older states the held slots, for newer ones those that a rollback released."""
         held, lanes = self._held[seq], self._n_lanes
         if not held:
             return []
@@ -174,7 +174,7 @@ class RingMemory(SnapshotPolicy):
         return [self._pools[key][slot] for slot in (*held[::-1], *stale)]
 
     def _choose(self, n_refs: np.ndarray, seq: int, n_new: int) -> tuple[list[int], list[int]]:
-        """The slots of a sequence after n_new more states, and those of the new ones; counts."""
+        """A sequence's slots after n_new more states, and the new ones; updates the counts."""
         held = self._held[seq]
         n_kept = min(len(held), self._n_lanes - n_new)
         self._count(n_refs, held[: len(held) - n_kept], -1)

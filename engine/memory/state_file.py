@@ -1,10 +1,10 @@
-"""A sequence's whole state as a file: attention cells and, of a hybrid, the recurrent states.
+"""State files: a sequence's whole state, attention cells and, of a hybrid, recurrent states.
 
-Layout, all little-endian: magic, u32 version, u32 size of the header, the header as JSON, the
-tensors without gaps, u32 CRC-32 of everything before. Tensors in order: positions int64; then, in
-float32, keys of every attention layer, values of those that have them, and the recurrent states in
-the order of the header, which gives name, shape and layers of each kind. Nothing in it depends on
-the snapshot policy or on where cells were placed.
+Layout, little-endian: magic, u32 version, u32 size of the header, the header as JSON, the tensors
+without gaps, u32 CRC-32 of everything before. Tensors in order: positions int64; then, in float32,
+keys of every attention layer, values of those that have them, and the recurrent states in the order
+of the header, which gives name, shape and layers of each kind. The contents do not depend on the
+snapshot policy or on the placement of cells.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _REMEDY = "Save the sequence again, or choose another file."
 
 @dataclass(frozen=True, slots=True)
 class SequenceCheckpoint:
-    """What a restore needs: the recurrent part copied, None of a model without recurrent layers;
-    the attention part by its length.
+    """What a restore needs: a copy of the recurrent part, None without recurrent layers; and the
+    length of the attention part.
 
-    attention is set only in a full checkpoint, which survives anything done to the sequence.
+    attention is set only in a full checkpoint, which is independent of the sequence.
     """
 
     pos_max: int
@@ -153,7 +153,7 @@ def _write(file: BinaryIO, state: SequenceCheckpoint) -> None:
 
 
 class _Reader:
-    """Reads one file from its beginning; every size is checked before memory is taken for it."""
+    """Reads one file; every size is checked before memory is allocated for it."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -191,7 +191,7 @@ class _Reader:
             header: _Header = convert(parse_json(self._bytes(size).decode()), _Header)
         except ValidationError as error:
             raise self._error(f"has a header that is wrong: {error}") from None
-        except ValueError:  # no JSON, no UTF-8
+        except ValueError:  # invalid JSON or UTF-8
             raise self._error("has a header that is not valid JSON") from None
         keys = header.state_keys()
         if len(set(keys)) < len(keys):

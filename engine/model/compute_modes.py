@@ -1,5 +1,5 @@
-"""How weights are loaded: the arithmetic that large matrices are multiplied in, and whether their
-file is mapped; torch is not needed for it."""
+"""Compute modes: the arithmetic of large matrix products, and whether the weight file is mapped.
+Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPUTE_MODES = {
     "q8": "blocks of the file times activations of 8 bits, in integers as llama.cpp does",
     "blocks": "exact weights, read from the blocks of the file and summed in f32",
 }
-"""Every mode and what it is; engine.model.loader chooses for auto."""
+"""Every mode and what it is; engine.model.loader resolves auto."""
 
 MMAP_ABOUT = (
     "map the model's files instead of copying weights into memory: faster to open and shared with "
@@ -24,15 +24,15 @@ MMAP_ABOUT = (
 )
 MMAP_AUTO = "copied where memory has room for the file"
 MMAP_CHOICES = {"auto": (None, MMAP_AUTO), "no": (False, "copied"), "yes": (True, "mapped")}
-"""Names for a form: the value that engine.session.Session.open takes, and what it means."""
+"""Names for a form: the value for engine.session.Session.open, and its meaning."""
 
 # of NVIDIA and AMD, and of either under Windows
 _GPUS = "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"
 
 
 def copies_blocks(compute: str, device: str, mmap: bool | None, n_bytes: int) -> bool:
-    """Whether a file's blocks will, as far as can be known before torch is there, be copied into
-    memory as they are: see engine.model.loader.resolve_compute and reader_for."""
+    """Whether a file's blocks will be copied into memory as they are, as far as this is known
+    before torch is imported: see engine.model.loader.resolve_compute and reader_for."""
     on_cpu = device == "cpu" or (device == "auto" and not any(Path(one).exists() for one in _GPUS))
     in_blocks = on_cpu and compute in ("auto", "q8", "blocks")
     return in_blocks and not mmap and (mmap is False or fits_in_memory(n_bytes))

@@ -1,4 +1,4 @@
-"""The shape of a model: sizes, and the parts that its blocks are made of."""
+"""Model configuration: sizes, and the parts that blocks consist of."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from engine.model.rope import RopeConfig
 class ModelConfig:
     """Sizes of one model, read from a file by engine.model.families.
 
-    blocks: the trunk. mtp: the block that follows it. n_ctx_train: trained context. rope: None
-    where no layer rotates; block_rope: of layers that compress blocks of tokens. n_unused_mtp:
-    further MTP blocks of the file, which are not run. output_norm: name of the tensor before the
-    head, None where there is none. The embedding is multiplied by embedding_scale, logits are
-    divided by logit_scale.
+    blocks: the trunk. mtp: the block after it. n_ctx_train: trained context. rope: None if no layer
+    rotates; block_rope: for layers that compress blocks of tokens. n_unused_mtp: further MTP blocks
+    of the file, which are not run. output_norm: name of the tensor before the head, None without
+    one. The embedding is multiplied by embedding_scale, logits are divided by logit_scale.
     """
 
     architecture: str
@@ -49,7 +48,7 @@ class ModelConfig:
 
     @property
     def n_handed(self) -> int:
-        """Numbers in the row that the MTP block is handed of a token: that after the final norm, or
+        """Length of the row that the MTP block receives per token: the row after the final norm, or
         the raw streams of the trunk."""
         return self.trunk.n_handed * self.n_embd
 
@@ -70,14 +69,14 @@ class ModelConfig:
 
     @property
     def ranks(self) -> bool:
-        """Whether a layer of the trunk chooses by rank, experts or blocks of tokens, so that
-        rounding may tip a tie."""
+        """Whether a trunk layer selects by rank, experts or blocks of tokens, so that rounding may
+        flip a tie."""
         cells = self.cells().values()
         mixtures = (isinstance(block.ffn, MixturePart) for block in self.blocks)
         return any(mixtures) or any(size.further for size in cells)
 
     def cells(self) -> Mapping[int, CellSize]:
-        """The trunk layers that attend, and what a token leaves in each."""
+        """Attention layers of the trunk and the cell size of each."""
         sizes = ((i, block.cells()) for i, block in enumerate(self.blocks))
         return {i: size for i, size in sizes if size is not None}
 

@@ -1,4 +1,4 @@
-"""Feed-forward halves of blocks: with a gate, without one, and mixtures of experts."""
+"""Feed-forward parts of blocks: gated, ungated, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kernels.rows import take_rows
 
 
 class MixtureOfExperts:
-    """Sum of the routed experts, plus the shared expert, perhaps times sigmoid(its gate)."""
+    """Sum of the routed experts, plus the shared expert, optionally times sigmoid(its gate)."""
 
     def __init__(self, part: MixturePart, weights: Weights, eps: float) -> None:
         self._route = _Router(part, weights)
@@ -70,10 +70,10 @@ class MixtureOfExperts:
 
 
 class _Router:
-    """Weights and ids of the experts that rows go to.
+    """Weights and ids of the experts for each row.
 
-    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there
-    flips expert choices.
+    Router and shared gate are one matrix and stay f32 in every compute mode: rounding there flips
+    expert choices.
     """
 
     def __init__(self, part: MixturePart, weights: Weights) -> None:
@@ -99,8 +99,8 @@ class _Router:
     def __call__(
         self, x: Tensor, tokens: Tensor | None, *, invariant: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x f32 [n, n_embd], of tokens int64 [B, T], n together; see kernels.moe.route. The third
-        is the gate of the shared expert, f32 [n, 1], if it has one."""
+        """x f32 [n, n_embd] of tokens int64 [B, T], n in total; see kernels.moe.route. The third
+        result is the gate of the shared expert, f32 [n, 1], if it has one."""
         found = None
         if self._by_token is None:
             matrix, n_experts = self._matrix.packed, self._sizes[0]
@@ -112,7 +112,7 @@ class _Router:
         if found is not None:
             _, weights, ids = found
         elif self._by_token is not None:
-            assert tokens is not None  # a trunk with such layers gives them
+            assert tokens is not None  # a trunk with such layers supplies them
             ids = take_rows(self._by_token, tokens.flatten())
             weights = route_given(logits, ids, self._choice)
         else:
@@ -142,7 +142,7 @@ def _dense(part: DensePart, weights: Weights, suffix: str = "") -> Swiglu:
 
 
 class Swiglu:
-    """down(silu(gate x) * up x), or what the part has in place of SwiGLU. suffix: of the tensors'
+    """down(silu(gate x) * up x), or the part's own gating instead of SwiGLU. suffix: of tensor
     names."""
 
     def __init__(self, part: DensePart, weights: Weights, suffix: str = "") -> None:
@@ -174,10 +174,9 @@ class Relu2(Swiglu):
 
 
 FeedForward = Swiglu | MixtureOfExperts
-"""The half of a block that looks at each token by itself. reads: matrices that its input is
-multiplied with, for kernels.norm.rms_norm_rows. Called with x [B, T, n_embd], normed, it gives the
-same shape, added to a residual if there is one; tokens: int64 [B, T], for experts that go by them.
-"""
+"""The token-wise half of a block. reads: matrices that its input is multiplied with, for
+kernels.norm.rms_norm_rows. Called with normed x [B, T, n_embd], returns the same shape, added to a
+residual if given; tokens: int64 [B, T], for experts chosen by token id."""
 
 
 _FEED_FORWARD: Mapping[type, Callable[[Any, Weights, float], FeedForward]] = {
@@ -192,7 +191,7 @@ def make_feed_forward(part: FeedForwardPart, weights: Weights, eps: float) -> Fe
 
 
 def opener(gating: Gating | None) -> tuple[Callable[..., Tensor], tuple[float, ...]]:
-    """The operation on gate and up of a dense part and its constants; None for plain SwiGLU."""
+    """The gating operation of a dense part and its constants; None for plain SwiGLU."""
     name, numbers = gating or ("swiglu", ())
     return getattr(pointwise, name), numbers
 

@@ -25,8 +25,8 @@ from kernels.rows.record import row_record, tokens_after
 
 class TrunkOutput(NamedTuple):
     """Result of one forward pass over a ubatch. logits: f32 [n_outputs, n_vocab]. rows: of all
-    tokens, [n_seqs, n_seq_tokens, n_handed]. record: of the logits' rows (kernels.rows.record),
-    asked about the token after each, None unless it was wanted."""
+    tokens, [n_seqs, n_seq_tokens, n_handed]. record: of the logits rows (kernels.rows.record), with
+    the token after each as the one looked up; None if not requested."""
 
     logits: Tensor
     rows: TargetRows
@@ -41,11 +41,10 @@ class TrunkOutput(NamedTuple):
 class HybridModel:
     """The trunk; attention-only models are the case without recurrent layers.
 
-    compute: mode of the large matrices, resolved. device: where the weights are, and the memory
-    has to be. embedding: its table, not scaled. head: the MTP head, if the file has one.
-    weight_bytes: memory the weights take in this mode. recurrent_layers: indices of the trunk
-    layers that keep states. files: that it was loaded from; mapped ones are checked to be whole
-    before every pass.
+    compute: resolved mode of large matrices. device: of weights and memory. embedding: its table,
+    unscaled. head: the MTP head, if the file has one. weight_bytes: memory of the weights in this
+    mode. recurrent_layers: indices of trunk layers with states. files: the model's files; mapped
+    ones are checked for truncation before every pass.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class HybridModel:
 
     @inference_mode
     def logits_of(self, hidden: Tensor) -> Tensor:
-        """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as passes give them."""
+        """Logits [n, n_vocab] of hidden rows f32 [n, n_handed], as returned by passes."""
         return self._output.logits(hidden, invariant=False)
 
     @inference_mode
@@ -106,13 +105,13 @@ class HybridModel:
         n_top: int = 0,
         ahead: GreedyTokens | None = None,
     ) -> TrunkOutput:
-        """Decode the tokens of `ubatch` and leave them in `memory`.
+        """Decode the tokens of `ubatch` and store them in `memory`.
 
-        tokens: int64 [n_seqs, n_seq_tokens] on the device, in place of those of `ubatch`. taps:
-        layers whose rows are wanted, as engine.model.drafters.config.check_taps allows them.
-        n_top: how many of the largest logits the record is to have, 0: there is none.
-        ahead: of one token, with its record: passes that may be done at once (memory.is_ahead).
-        Raises ModelFileError where a mapped file has been cut short or could not be read.
+        tokens: int64 [n_seqs, n_seq_tokens] on the device, replacing those of `ubatch`. taps:
+        layers whose rows are requested (see engine.model.drafters.config.check_taps). n_top: number
+        of largest logits in the record, 0: no record. ahead: for a single token with its record:
+        passes that may be decoded at once (memory.is_ahead). Raises ModelFileError if a mapped file
+        was truncated or could not be read.
         """
         for file in self.files:
             file.check_whole()
@@ -138,8 +137,8 @@ class HybridModel:
         return TrunkOutput(logits, TargetRows(hidden, found), record)
 
     def jittered(self, amount: float, seed: int = 0) -> HybridModel:
-        """The same weights with embeddings whose values are all off by up to `amount` of
-        themselves, always in the same way for a seed: a model as wrong as rounding makes it."""
+        """The same weights with every embedding value off by up to `amount` (relative),
+        reproducibly per seed: a model as inexact as rounding would make it."""
         generator = torch.Generator().manual_seed(seed)
         signs = 2 * torch.rand(self.config.n_embd, generator=generator) - 1
         factors, embed = (1 + amount * signs).to(self.device), self._embedding

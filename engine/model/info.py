@@ -1,4 +1,4 @@
-"""Figures of a model file: what it holds and what running it would cost, without loading it."""
+"""Figures of a model file, its contents and running costs, without loading it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.model.tensors import check_tensors, unused_blocks
 from engine.plain_text import counted, size_text
 
 SMALL_MODEL = 64_000_000
-"""Parameters below which the fixed cost of an operation, not its arithmetic, decides the speed."""
+"""Number of parameters below which per-operation overhead dominates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,17 @@ class LayerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as described by its file; every size is in bytes.
+    """A model as described by its file; all sizes are bytes.
 
-    weight_bytes: tensor data in the file. quant_mix: those bytes by type, the largest first.
-    loaded_bytes: the weights in memory by compute mode, on a device that has products in it.
-    state_bytes: one snapshot of one sequence (recurrent states and convolution windows).
-    log_bytes_per_token: what replaying one token needs instead of a snapshot (k, u, g, window).
-    llama_cpp: what llama.cpp does to undo tokens, and else. tokenizer: in one line.
-    kv_bytes_per_token: one attention cell over the trunk; mtp_kv_bytes_per_token: of the MTP block.
-    cell, mtp_cell: the numbers of keys and of values in them. window: if not 0, llama.cpp keeps no
-    more tokens than these, and of blocks of tokens block_rows, (tokens, numbers) each.
-    draft_head_bytes: what draft-mtp copies of the output head in mode q8. has_llama_cpp_planes:
-    whether llama.cpp undoes tokens over snapshot planes.
+    weight_bytes: tensor data in the file. quant_mix: those bytes by type, largest first.
+    loaded_bytes: weights in memory by compute mode, on a device that supports it. state_bytes: one
+    snapshot of one sequence (recurrent states and convolution windows). log_bytes_per_token: what
+    replaying one token needs instead of a snapshot (k, u, g, window). llama_cpp: how llama.cpp
+    undoes tokens, and other notes. tokenizer: in one line. kv_bytes_per_token: one attention cell
+    over the trunk; mtp_kv_bytes_per_token: of the MTP block. cell, mtp_cell: the number of key and
+    value elements in them. window: if not 0, llama.cpp keeps at most this many tokens; block_rows:
+    (tokens, elements) of block rows. draft_head_bytes: what draft-mtp copies of the output head in
+    mode q8. has_llama_cpp_planes: whether llama.cpp rolls back with snapshot planes.
     """
 
     architecture: str
@@ -77,7 +76,7 @@ class ModelInfo:
         return self.n_params < SMALL_MODEL
 
     def note_on_context(self, n_ctx: int) -> str:
-        """A sentence where a context of n_ctx tokens is longer than the trained one, else ""."""
+        """A warning if a context of n_ctx tokens exceeds the trained one, else ""."""
         if n_ctx <= self.n_ctx_train:
             return ""
         return (
@@ -93,9 +92,9 @@ class ModelInfo:
 def describe(file: GgufFile, device: str = "cpu", *, has_mtp_file: bool = False) -> ModelInfo:
     """Describe the model in `file` from its metadata and tensor directory alone.
 
-    device: "cpu" or "cuda", where it is loaded. has_mtp_file: whether an MTP block of another file
-    is used instead of its own, which then takes no memory. Raises UnsupportedModelError or
-    ModelFileError where loading would.
+    device: "cpu" or "cuda", where it will be loaded. has_mtp_file: whether an MTP block of another
+    file replaces its own, which then takes no memory. Raises UnsupportedModelError or
+    ModelFileError as loading would.
     """
     config = read_config(file)
     check_tensors(file, config)
@@ -168,7 +167,7 @@ def _llama_cpp_notes(config: ModelConfig, n_mtp: int) -> list[str]:
 
 
 def _numbers(cells: Iterable[CellSize]) -> tuple[int, int]:
-    """Keys, with all that is kept like one, and values of a token."""
+    """Key elements, with everything stored like a key, and value elements of a token."""
     found = list(cells)
     values = sum(size.n_heads * size.v_dim for size in found)
     return sum(size.n_bytes for size in found) // 4 - values, values
@@ -188,7 +187,7 @@ def _quantisation(tensors: Iterable[TensorInfo]) -> str:
 
 
 def _rollback(recurrent: int, state_bytes: int, log_bytes: int) -> str:
-    """How a tail of tokens can be removed again, in one sentence."""
+    """How tokens can be rolled back, in one sentence."""
     if not recurrent:
         return "attention only: any tail can be removed"
     size = f"{size_text(state_bytes)} a snapshot"
@@ -198,7 +197,8 @@ def _rollback(recurrent: int, state_bytes: int, log_bytes: int) -> str:
 
 
 def llama_cpp_rollback(planes: bool | None, state_bytes: int) -> str:
-    """In one line. planes: as engine.model.families.Family has it. state_bytes: of one snapshot."""
+    """llama.cpp's rollback in one line. planes: see engine.model.families.Family. state_bytes: of
+    one snapshot."""
     if planes is None:
         return "removes any tail (attention cells alone)"
     size = size_text(state_bytes)

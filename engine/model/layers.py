@@ -1,9 +1,9 @@
-"""What all models share: the block, the output head, cosines and sines by position, and the rows
-that a target hands to drafters: its hidden rows, and taps into its trunk.
+"""Shared layers: the residual block, the output head, rope tables, and the rows that a target
+passes to drafters: hidden rows, and taps into its trunk.
 
-Tap i is the residual stream that enters block i: the embedding for i = 0, else what block i - 1
-gives, before any norm. Tap n_layer is the row after the final norm, the one the MTP head reads. Of
-several streams (deepseek4) every tap is the mean, the last one before the head mixes them.
+Tap i is the residual stream that enters block i: the embedding for i = 0, else the output of block
+i - 1, before any norm. Tap n_layer is the row after the final norm, which the MTP head reads. With
+several streams (deepseek4) every tap is their mean, the last one before the head mixes them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kernels.rows import join, take_rows
 class StepOutput(NamedTuple):
     """Result of one forward pass over a ubatch.
 
-    logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_handed], what an MTP
-    block reads of the tokens: rows after the final norm, or the raw streams of a trunk with several
+    logits: f32 [n_outputs, n_vocab]. hidden: f32 [n_seqs, n_seq_tokens, n_handed], the input of an
+    MTP block: rows after the final norm, or the raw streams of a trunk with several
     (engine.model.config.ModelConfig.n_handed).
     """
 
@@ -43,10 +43,10 @@ class StepOutput(NamedTuple):
 
 
 class ResidualBlock:
-    """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), what is added times `scale`.
+    """Pre-norm residual block: x += mixer(norm x), x += ffn(norm x), each term times `scale`.
 
-    One of them may be missing. What they add may be normed. norm: the first of the block. layer:
-    under which its mixers find their states and cells.
+    One of them may be missing; their outputs may be normed. norm: the first norm of the block.
+    layer: index of its states and cells.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class ResidualBlock:
     def advance(
         self, x: Tensor, normed: Rows, around: RopeAndMemory, then: Norm | None = None
     ) -> tuple[Tensor, Rows]:
-        """x [B, T, n_embd] and the same after the block's first norm, `self.norm` -> what the block
-        gives, and that after the norm that comes next."""
+        """Input x [B, T, n_embd] and x after `self.norm`; returns the block's output, and that
+        after the next norm."""
         if self._mixer is not None:
             residual = Residual(x, self._ffn_norm or then)
             y = self._mixer(normed, around, None if self._changes else residual)
@@ -92,7 +92,8 @@ class ResidualBlock:
         return x, normed
 
     def _sum(self, x: Tensor, y: Tensor, half: int) -> Tensor:
-        """x and what a half adds to it, which has it unless the block changes that first."""
+        """Add the output y of a half to x; y already includes x unless the block changes it
+        first."""
         if self._added:
             y = rms_norm(y, self._added[half], self._eps)
         if self._scale is not None:
@@ -108,15 +109,14 @@ def _after_norm(residual: Residual, x: Tensor) -> Rows:
 
 
 StreamReader = Callable[..., Tensor]
-"""What reads one row out of the streams of a token: streams [B, T, n_streams, n_embd], invariant=…
--> [B, T, n_embd]."""
+"""Reads one row from the streams of a token: streams [B, T, n_streams, n_embd], invariant=… -> [B,
+T, n_embd]."""
 
 
 class OutputHead:
-    """Final norm, if there is one, and the projection to the vocabulary. Logits are divided by
-    `scale`. centred: the norm subtracts the mean first. reader: what reads the row that is normed
-    out of several streams, which are then the hidden rows; None where the trunk ends in one row.
-    """
+    """Final norm, if any, and the projection to the vocabulary. Logits are divided by `scale`.
+    centred: the norm subtracts the mean first. reader: combines several streams, which are then the
+    hidden rows, to the row that is normed; None if the trunk ends in one row."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class OutputHead:
         )
 
     def read(self, hidden: Tensor, *, invariant: bool) -> Tensor:
-        """What the projection reads [n, n_embd] of hidden rows [n, n_handed]."""
+        """Input rows of the projection [n, n_embd] from hidden rows [n, n_handed]."""
         if self.reader is None:
             return hidden
         streams = hidden.view(1, len(hidden), -1, self.projection.packed.shape[1])
@@ -163,7 +163,7 @@ class OutputHead:
         return (layer_norm if self._centred else rms_norm)(x, self.norm, self.eps)
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """Results of the projection, [n, any of the vocabulary], as logits."""
+        """Scale outputs of the projection, [n, any part of the vocabulary], to logits."""
         if self._factors is None:
             return logits
         return multiply(logits, self._factors[: logits.shape[-1]])
@@ -178,12 +178,12 @@ class OutputHead:
 
 
 _LEAST = 4096
-"""Positions of a table at first: recorded passes are bound to it, so it should not grow soon."""
+"""Initial table size in positions: recorded passes are bound to it, so it should rarely grow."""
 
 
 class RopeTables:
-    """Cosines and sines of all positions so far, extended by doubling as positions grow; without
-    columns where nothing rotates."""
+    """Cosines and sines of all positions so far, doubled as positions grow; without columns if
+    nothing rotates."""
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class RopeTables:
         factors: Tensor | None = None,
         place: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """factors: what each pair's angle is divided by, [n_rot/2]; None for those of `config`.
-        place: what positions int64 [n] are taken for."""
+        """factors: divisors of each pair's angle, [n_rot/2]; None for those of `config`. place:
+        maps positions int64 [n] to the ones used."""
         if config is not None and factors is not None:
             config = replace(config, factors=tuple(factors.tolist()))
         self.config, self.device, self._place = config, device, place
@@ -205,13 +205,14 @@ class RopeTables:
         """Of every position so far cosines, then sines, f32 [n_positions, n_rot]."""
 
     def reach(self, highest: int) -> int:
-        """Make the tables reach the position `highest`; how many positions they have."""
+        """Extend the tables to the position `highest`; returns their length."""
         if highest >= self.table.shape[0]:
             self._extend(highest)
         return self.table.shape[0]
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [B, T], within reach, on the device -> cos, sin f32 [B, T, n_rot/2]."""
+        """positions int64 [B, T] on the device, within the tables -> cos, sin f32 [B, T,
+        n_rot/2]."""
         cos, sin = take_rows(self.table, positions).chunk(2, -1)
         return cos, sin
 
@@ -226,10 +227,10 @@ class RopeTables:
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """What the target computed of some tokens in addition to logits.
+    """Rows that the target computed for some tokens, other than logits.
 
     hidden: float32 [..., n_handed], after the final norm, or the raw streams of a trunk with
-    several. taps: rows [..., n_embd] by layer, of those layers that were asked for.
+    several. taps: rows [..., n_embd] of the requested layers.
     """
 
     hidden: Tensor
@@ -252,7 +253,7 @@ class TargetRows:
 
 
 def join_rows(parts: Sequence[TargetRows]) -> TargetRows:
-    """Parts [n_i, n_embd] with the same taps, one after the other."""
+    """Concatenate parts [n_i, n_embd] with the same taps."""
     if len(parts) == 1:
         return parts[0]
     layers = parts[0].taps
@@ -263,7 +264,7 @@ def join_rows(parts: Sequence[TargetRows]) -> TargetRows:
 
 
 class TapCollector:
-    """Picks the wanted rows out while the trunk computes."""
+    """Collects the requested rows while the trunk computes."""
 
     __slots__ = ("_rows",)
 

@@ -1,4 +1,5 @@
-"""Numbers from an untrusted file: read within limits, or refused with the name of their key."""
+"""Bounded numbers from an untrusted file: read within limits, or refused with the name of their
+key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that the weights of a model take once they are loaded, estimated without loading them."""
+"""Memory of a model's weights once loaded, estimated from the file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MODES = ("f32", "bf16", "int8", "int8x2", "q8", "blocks")
 
 LEAST_VOCABULARY = 2**15
 LEAST_GAIN = 1.5
-"""Bytes of a head for one of its copy, below which reading the copy does not pay."""
+"""Smallest head, bytes, for which a two-bit copy pays."""
 _Q2_K = 256, 84
-# and those of 16 bits without blocks, in rows of whole groups
+# also the 16-bit types without blocks, in rows of whole groups
 _F32, _HALVES, _GROUP = 4, ("F16", "BF16"), 32
-# types of which products with blocks exist (kernels.linear.block_linear, which would load torch)
+# types with products over blocks (kernels.linear.block_linear, which would import torch)
 _BLOCKS = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
-# and products of integers (kernels.linear.integer_blocks)
+# and with integer products (kernels.linear.integer_blocks)
 _GPU_BLOCKS = (*_BLOCKS, "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "IQ4_XS")
 _CPU_BLOCKS = (
     *(*_GPU_BLOCKS, "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
@@ -29,7 +29,7 @@ _IN_BLOCKS: dict[tuple[str, str], Sequence[str]] = {
     **{("cpu", mode): _BLOCKS for mode in MODES if mode != "f32"},
     **{("cuda", "blocks"): _BLOCKS, ("cuda", "q8"): _GPU_BLOCKS, ("cpu", "q8"): _CPU_BLOCKS},
 }
-# what engine.model keeps as f32 in every mode, by parts of names
+# parts of names of tensors that engine.model keeps as f32 in every mode
 _KEPT = (
     "ssm_conv1d",
     "shortconv.conv.",
@@ -58,23 +58,23 @@ def loaded_bytes(
 ) -> dict[str, int]:
     """Bytes by compute mode for a whole model on a device, "cpu" or "cuda".
 
-    shares_head: without a head of its own it uses another model's, which is not counted.
+    shares_head: uses another model's head, not counted, if it has none of its own.
 
-    int8 may come to a little more, where a matrix is not a whole number of sixteens long or wide.
+    int8 may need a little more if a matrix's sides are not multiples of sixteen.
     """
     has_head = shares_head or "output.weight" in tensors
     return {mode: _bytes_in(tensors, (device, mode), has_head) for mode in MODES}
 
 
 def note_on_type(type: str) -> str:
-    """What becomes of matrices of a GGML type in mode q8 where they do not stay as they are."""
+    """How mode q8 converts matrices of a GGML type that cannot stay as they are."""
     if type in (*_GPU_BLOCKS, *_HALVES, "F32", "I32"):
         return ""
     return "bf16 on a GPU in mode q8" if type in _CPU_BLOCKS else "f32 in mode q8"
 
 
 def draft_head_bytes(tensors: Mapping[str, TensorInfo], device: str) -> int:
-    """Of the copy of the output head in two bits that draft-mtp makes in mode q8, 0 where it makes
+    """Size of the two-bit copy of the output head that draft-mtp makes in mode q8, 0 if it makes
     none (engine.model.mtp.DraftHead)."""
     heads = [name for name in tensors if name.endswith("nextn.shared_head_head.weight")]
     names = [*heads, "output.weight", "token_embd.weight"]
@@ -92,12 +92,12 @@ def draft_head_bytes(tensors: Mapping[str, TensorInfo], device: str) -> int:
 def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_head: bool) -> int:
     device, mode = where
     on_gpu = device != "cpu"
-    # a processor without products in bfloat16 keeps the rounded numbers in 4 bytes
+    # without bfloat16 products the CPU stores the rounded values in 4 bytes
     if mode == "bf16":
         is_narrow = on_gpu or multiplies_bf16()
     else:
         is_narrow = on_gpu and mode in ("q8", "blocks")
-    # the experts of a layer stay in their blocks together, or not at all
+    # a layer's experts stay in blocks together or not at all
     experts = {name: t for name, t in tensors.items() if "_exps.weight" in name}
     expanded = {_block(name) for name, t in experts.items() if not _stays(tensors, t, where)}
     total = 0
@@ -105,7 +105,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_hea
         if name == TABLE:  # it stays in the file
             total += tensor.n_bytes if device != "cpu" else 0
             continue
-        if name.endswith((".scale", ".input_scale")):  # in the matrix
+        if name.endswith((".scale", ".input_scale")):  # included in the matrix
             continue
         if name.endswith(_IDS):
             total += 8 * tensor.n_elements
@@ -127,7 +127,7 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_hea
             total += tensor.n_elements * _F32
     if not has_head:
         table = tensors["token_embd.weight"]
-        # unpacked, the head is the embedding itself
+        # without packing, the head is the embedding itself
         is_packed = is_narrow and not _stays(tensors, table, where)
         if mode.startswith("int8") or (is_packed and not _stays(tensors, table, (device, "f32"))):
             total += _packed(table, mode, False, is_narrow)
@@ -135,14 +135,14 @@ def _bytes_in(tensors: Mapping[str, TensorInfo], where: tuple[str, str], has_hea
 
 
 def _steps(tensors: Mapping[str, TensorInfo], name: str) -> int:
-    """Rows of a matrix that stay f32: the steps of Mamba-2, one for a head."""
+    """Rows of a matrix that stay f32: the step sizes of Mamba-2, one per head."""
     block, _, rest = name.rpartition("ssm_in.")
     has_steps = rest and f"{block}ssm_d" in tensors and f"{block}ssm_x.weight" not in tensors
     return tensors[f"{block}ssm_dt.bias"].n_elements if has_steps else 0
 
 
 def _block(name: str) -> str:
-    """The part of a tensor's name that all of its block share."""
+    """The prefix that a block's tensor names share."""
     return name.split(".ffn_")[0]
 
 

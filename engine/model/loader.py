@@ -1,4 +1,4 @@
-"""From a GGUF file to a model in memory, tensor by tensor."""
+"""Loading of a GGUF file into a model, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kernels.dispatch import uses_llvm
 from kernels.linear.blocks import stays_in_blocks
 from kernels.processor import has_feature
 
-# bytes of weights that processors' caches hold, at most: memory's speed matters beyond
+# weights up to this size may fit processor caches; above it memory bandwidth matters
 _CACHED = 64 << 20
 
 
@@ -90,13 +90,12 @@ def load_model(
     mmap: bool | None = None,
     mtp: GgufFile | None = None,
 ) -> HybridModel:
-    """Load the model in `file` to `device`; tensors are checked against the metadata beforehand.
+    """Load the model in `file` to `device`; tensors are checked against the metadata first.
 
-    mtp: a file with an MTP block, which is used instead of the model's own, if it has one, in the
-    same mode. mmap: see reader_for. as_llama_cpp: matrix products round as llama.cpp's do
-    (engine.model.weights.Weights).
-    Raises UnsupportedModelError, ModelFileError, OptionError, OutOfMemoryError, and Cancelled
-    between tensors.
+    mtp: a file with an MTP block that replaces the model's own, in the same mode. mmap: see
+    reader_for. as_llama_cpp: matrix products round as llama.cpp's do
+    (engine.model.weights.Weights). Raises UnsupportedModelError, ModelFileError, OptionError,
+    OutOfMemoryError, and Cancelled between tensors.
     """
     config = read_config(file)
     check_tensors(file, config)
@@ -133,9 +132,9 @@ def reader_for(
 ) -> TensorReader:
     """A reader of weights for a device.
 
-    mmap: whether those that stay as they are stored are the mapped file, which then must not be
-    written to as long as the model is in use, or copies. None: copies where memory has room for
-    the whole file, a table of rows mapped where there is room for the rest, else all mapped.
+    mmap: True: weights that stay as stored are the mapped file, which must not be modified while
+    the model is in use; False: copies. None: copies if memory has room for the whole file; else row
+    tables are mapped if the rest fits; else everything is mapped.
     """
     if mmap is None:
         tables = sum(tensor.n_bytes for name, tensor in file.tensors.items() if name == TABLE)
@@ -155,7 +154,7 @@ def reader_for(
 
 
 class _Source(NamedTuple):
-    """A file with its tensors and what they make."""
+    """A file, its tensors, and what is built from them."""
 
     file: GgufFile
     reader: TensorReader
@@ -163,8 +162,8 @@ class _Source(NamedTuple):
 
 
 class _Loading:
-    """Builds the parts of one model in file order and adds up their memory. of_head: where the MTP
-    block is, the model's own file or another."""
+    """Builds the parts of one model in file order and adds up their memory. of_head: the file of
+    the MTP block, the model's own or another."""
 
     def __init__(
         self, source: _Source, of_head: _Source, mode: str, device: torch.device, as_llama_cpp: bool
@@ -178,7 +177,7 @@ class _Loading:
         file, _, config = self._source
         weights = self._take(self._source, global_shapes(config, file.tensors))
         embedding = weights.table("token_embd.weight")
-        # the same matrix again is packed before others take memory
+        # pack the shared matrix before others take memory
         is_tied = "output.weight" not in weights
         projection = weights.head(embedding) if is_tied else None
         rope = RopeTables(config.rope, self._device)
@@ -210,7 +209,7 @@ class _Loading:
     def _outside_block(
         self, embedding: Embedding, output: OutputHead, rope: RopeTables
     ) -> tuple[Embedding, OutputHead, RopeTables]:
-        """What an MTP file has of its own outside the block, else the trunk's."""
+        """Embedding, output and rope of an MTP file where it has its own, else the trunk's."""
         file, _, config = self._of_head
         weights = self._take(self._of_head, outer_shapes(config, file.tensors))
         norm, projection, reader = output.norm, output.projection, output.reader
@@ -228,7 +227,7 @@ class _Loading:
         return embedding, _output(config, norm, projection, reader), rope
 
     def _head(self, embedding: Embedding, output: OutputHead, rope: RopeTables) -> MtpHead:
-        """The MTP head; where its block has no table or norm of its own, those given serve."""
+        """The MTP head; it uses the given tables where its block has none of its own."""
         config, parts = self._of_head.config, self._of_head.config.mtp
         assert parts is not None
         weights = self._of_block(self._of_head, config.n_layer)

@@ -1,5 +1,5 @@
-"""What a model asks of the memory that holds attention cells and recurrent states, and mixers,
-which are called with normed rows and it."""
+"""Memory interfaces of a model, for attention cells and recurrent states, and the mixer
+interface."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kernels.rows.cells import CellPlaces
 class AttentionView:
     """What one ubatch attends to in one layer.
 
-    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; of a layer that
-    keeps nothing but keys it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True where
-    the query may look; what is hidden is finite. positions: int64 [n_seqs, n_cells], in hidden
-    cells any; None in a memory where no layer keeps further rows or rows of blocks, which alone ask
-    for them. seen: the mask without the layer's window, for rows of blocks.
+    k: float32 [n_seqs, n_heads, n_cells, k_dim]. v: the same with v_dim columns; for a layer that
+    stores keys only it is k itself. mask: bool [n_seqs, n_seq_tokens, n_cells], True = visible;
+    masked cells are finite. positions: int64 [n_seqs, n_cells], arbitrary in masked cells; None if
+    no layer has further rows or block rows, which alone use them. seen: the mask without the
+    layer's window, for block rows.
     """
 
     k: Tensor
@@ -38,13 +38,13 @@ class AttentionMemory:
     """Keys and values by trunk layer index."""
 
     def update(self, layer: CellKey, k: Tensor, v: Tensor | None = None) -> AttentionView:
-        """Store k (roped) and v [B, T, H_kv, hd]; return everything these tokens may see. v: None
-        for a layer that keeps nothing but keys, whose values are then these."""
+        """Store k (roped) and v [B, T, H_kv, hd]; returns everything these tokens may attend to. v:
+        None for a layer that stores keys only, which are also its values."""
         raise NotImplementedError
 
     def places(self, layer: CellKey) -> CellPlaces | None:
-        """Where a kernel may write the tokens' keys and values itself, before `read`; None where
-        only `update` can."""
+        """Where a kernel may write the tokens' keys and values itself, before `read`; None if only
+        `update` can."""
         raise NotImplementedError
 
     def read(self, layer: CellKey) -> AttentionView:
@@ -61,20 +61,21 @@ class RecurrentMemory:
 
 
 class ModelMemory:
-    """Both parts, and the frame of one forward pass: begin, layer calls, commit."""
+    """Both memories, and the frame of one forward pass: begin, layer calls, commit."""
 
     attention: AttentionMemory
     recurrent: RecurrentMemory | None
     batch_invariant: bool
-    """Whether a token's bits must not depend on the tokens and sequences decoded with it."""
+    """Whether a token's bits must be independent of the tokens and sequences decoded with it."""
 
     def begin(self, ubatch: UBatch) -> UBatchTensors:
-        """Get ready for the tokens of `ubatch`; its arrays where the model is, for this pass."""
+        """Prepare for the tokens of `ubatch`; returns its arrays on the device, valid for this
+        pass."""
         raise NotImplementedError
 
     def part(self, first: int, n: int) -> None:
-        """Show layers tokens first .. first + n - 1 of the current ubatch alone, which they may
-        take in parts, one after the other."""
+        """Restrict layers to tokens first .. first + n - 1 of the current ubatch, for processing it
+        in parts."""
         raise NotImplementedError
 
     def run(
@@ -86,25 +87,23 @@ class ModelMemory:
         *,
         keeps: bool = True,
     ) -> tuple[Tensor, ...]:
-        """compute(*arguments): all layer calls of this pass, or a recording of an earlier pass
-        like it (engine.machine.graphs). key: what else the computation depends on. ahead: passes
-        that may be done at once; what they give is then given in turn. keeps: whether what it
-        returns is still wanted when the next pass starts."""
+        """Run compute(*arguments), all layer calls of this pass, or replay the recording of an
+        equal pass (engine.machine.graphs). key: everything else that the computation depends on.
+        ahead: passes that may be decoded at once; later calls return their results in turn. keeps:
+        whether results must stay valid when the next pass starts."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Called when all layers have run: count the tokens to their sequences."""
+        """Called after all layers: add the tokens to their sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeAndMemory:
-    """What a block needs in addition to its input: cos, sin [B, T, n_rot/2] of the tokens, the
-    memory, and the table of cosines and sines of all positions, [n_positions, n_rot]; None where no
-    mixer looks at other positions than the tokens'. chosen: where the last indexer in this pass has
-    its tokens look, bool [B, T, N], for layers after it that look there, too. tokens, positions:
-    int64 [B, T]. of_blocks: the same in the rotation of layers that compress blocks of tokens, None
-    without such layers.
-    """
+    """Further inputs of a block: cos, sin [B, T, n_rot/2] of the tokens, the memory, and the table
+    for all positions, [n_positions, n_rot], None if no mixer uses other positions than the tokens'.
+    chosen: the selection of the last indexer in this pass, bool [B, T, N], for later layers that
+    reuse it. tokens, positions: int64 [B, T]. of_blocks: the same with the rotation of layers that
+    compress blocks of tokens, None without such layers."""
 
     cos: Tensor
     sin: Tensor
@@ -122,7 +121,7 @@ class RopeAndMemory:
 
     @property
     def recurrent(self) -> RecurrentMemory:
-        """The states of recurrent layers, with which a model that has some is given its memory."""
+        """The recurrent states; models with recurrent layers always have them."""
         assert self.memory.recurrent is not None
         return self.memory.recurrent
 

@@ -26,9 +26,10 @@ from kernels.rows.reductions import argmax, top_k
 
 
 class MtpHead:
-    """Embedding of x_p and hidden state of p-1, through one block, to logits of x_{p+1}.
+    """Combines the embedding of x_p with the hidden state of p-1, through one block, to logits of
+    x_{p+1}.
 
-    n_streams: of the trunk, which hands them over raw; each is normed and joined by itself. 1 for a
+    n_streams: of the trunk, which passes them raw; each is normed and joined separately. 1 for a
     row after the final norm.
     """
 
@@ -49,9 +50,9 @@ class MtpHead:
         self._eps, self._n_streams = eps, n_streams
         self._enorm = weights.keep("nextn.enorm.weight")
         self._hnorm = weights.keep("nextn.hnorm.weight")
-        if self._hnorm.dim() == 2:  # of each stream: x / rms(x) is sqrt(d) x / |x|
+        if self._hnorm.dim() == 2:  # per stream: x / rms(x) is sqrt(d) x / |x|
             self._hnorm = self._hnorm.shape[1] ** 0.5 * self._hnorm
-        # the output of a pass of one token
+        # outputs of a single-token pass
         self._only = torch.zeros(1, dtype=torch.int64, device=embedding.device)
         self._join = weights.project("nextn.eh_proj.weight")
 
@@ -75,18 +76,18 @@ class MtpHead:
 
     @inference_mode
     def logits(self, hidden: Tensor, *, invariant: bool) -> Tensor:
-        """Logits f32 [n, n_vocab] of hidden rows [n, n_handed] that a pass gave."""
+        """Logits f32 [n, n_vocab] of hidden rows [n, n_handed] returned by a pass."""
         return self._output.logits(hidden, invariant=invariant)
 
     @cached_property
     @inference_mode
     def draft_head(self) -> DraftHead | None:
-        """What finds the candidates of drafts faster than the head, made when it is first asked
-        for; None where there is nothing to gain."""
+        """Finds draft candidates faster than the full head; made on first use, None if there is no
+        gain."""
         return DraftHead(self._output) if DraftHead.fits(self._output) else None
 
     def largest(self, n: int, *, invariant: bool) -> LargestLogits:
-        """What finds the candidates of drafts where all logits are computed."""
+        """Finds draft candidates from the full logits."""
         return LargestLogits(self._output, n, invariant)
 
     @inference_mode
@@ -100,13 +101,12 @@ class MtpHead:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Draft tokens of one sequence, each the most probable one after the previous one.
 
-        ubatch: the tokens that `forward` would take, then n_steps - 1 that are not known yet, with
-        the last known one and these as outputs. hidden: f32 [1, n_known, n_handed], of the known
-        ones. head: to find the tokens with, in place of the head. All is one pass of the memory;
-        without `head`, or with LargestLogits, its bits are those of n_steps calls of `forward`.
-        Returns the tokens, int64 [n_steps]; logits f32 [n_steps, n]; and of which tokens these
-        are, int64 [n_steps, n], None for the whole vocabulary: on the processor good until the
-        memory's next pass.
+        ubatch: the tokens that `forward` would take, then n_steps - 1 unknown ones; outputs are the
+        last known one and these. hidden: f32 [1, n_known, n_handed], of the known ones. head:
+        replaces the full head. The whole draft is one pass of the memory; without `head`, or with
+        LargestLogits, its bits equal n_steps calls of `forward`. Returns the tokens, int64
+        [n_steps]; logits f32 [n_steps, n]; and the ids of these logits, int64 [n_steps, n], None
+        for the whole vocabulary. On the CPU they are valid until the memory's next pass.
         """
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
@@ -147,7 +147,7 @@ class MtpHead:
             logits.append(out.logits)
             start, n = start + n, 1
             tokens, outputs, hidden = drafted[-1], self._only, out.hidden[:, -1:]
-        if isinstance(head, LargestLogits):  # the first ones are what is drafted
+        if isinstance(head, LargestLogits):  # the first ones are the draft
             return _rows(logits), _rows(ids)
         return tuple(_rows(parts) for parts in (logits, ids, drafted) if parts)
 
@@ -164,8 +164,8 @@ class MtpHead:
         return self._output(x, outputs, invariant=around.invariant)
 
     def _inside(self, tokens: Tensor, around: RopeAndMemory, hidden: Tensor) -> Tensor:
-        """What the head's block gives, f32 [n_seqs, n_seq_tokens, n_embd], or streams in front of
-        the last axis."""
+        """Output of the head's block, f32 [n_seqs, n_seq_tokens, n_embd], with a stream axis before
+        the last if there are several."""
         embedded = rms_norm(self._embedding(tokens), self._enorm, self._eps)
         if self._n_streams > 1:
             hidden = hidden.unflatten(2, (self._n_streams, -1))
@@ -190,7 +190,7 @@ _SLICE = 1024
 
 
 class Candidates(NamedTuple):
-    """logits: f32 [1, n]; ids: int64 [1, n], the tokens they are of; hidden: as in StepOutput."""
+    """logits: f32 [1, n]; ids: int64 [1, n], their tokens; hidden: as in StepOutput."""
 
     logits: Tensor
     ids: Tensor
@@ -198,8 +198,7 @@ class Candidates(NamedTuple):
 
 
 class LargestLogits(NamedTuple):
-    """What finds the n largest logits of one row, the largest first: no one has to look at the
-    others."""
+    """The n largest logits of one row in descending order, when only those are needed."""
 
     output: OutputHead
     n: int
@@ -211,7 +210,8 @@ class LargestLogits(NamedTuple):
 
 
 class DraftHead:
-    """The candidates of one row after the other. Its copy takes a third of a byte per weight."""
+    """Draft candidates from a two-bit copy of the head, a third of a byte per weight, row by
+    row."""
 
     def __init__(self, output: OutputHead) -> None:
         """For a head that `fits`."""
@@ -219,7 +219,7 @@ class DraftHead:
         self._blocks, self._type = output.projection.packed.data
         n_vocab, width = output.projection.packed.shape
         n_bytes = width // BLOCK * BLOCK_BYTES
-        # made beforehand: slices that stay between temporary ones keep memory from being used again
+        # allocated beforehand: long-lived slices between temporary ones would fragment memory
         self._copy = torch.empty(n_vocab, n_bytes, dtype=torch.uint8)
         for rows, copy in zip(self._blocks.split(_SLICE), self._copy.split(_SLICE), strict=True):
             copy.copy_(self._rounded(rows, width))
@@ -230,7 +230,7 @@ class DraftHead:
 
     @staticmethod
     def fits(output: OutputHead) -> bool:
-        """Whether a head is one whose rows stand alone in integer blocks, and large enough."""
+        """Whether a head's rows are integer blocks of their own, and large enough."""
         packed, bias = output.projection.packed, output.projection.bias
         alone = bias is None and packed.factors is None
         if packed.mode != "q8" or not alone or not uses_llvm():
@@ -242,7 +242,7 @@ class DraftHead:
         return large and width % BLOCK == 0 and packed.data.bytes.device.type == "cpu"
 
     def __call__(self, x: Tensor, outputs: Tensor) -> Candidates:
-        """x [1, T, n_embd], not normed; of the flat row in `outputs`, int64 [1]."""
+        """x [1, T, n_embd], not normed; candidates of the flat row in `outputs`, int64 [1]."""
         hidden = self._output.hidden(x)
         row = take_rows(hidden.flatten(0, 1), outputs)
         row = self._output.read(row, invariant=False)

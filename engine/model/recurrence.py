@@ -1,9 +1,9 @@
-"""What a recurrent layer keeps of a sequence, and how tokens advance it.
+"""Recurrences: the state that a recurrent layer keeps per sequence, and how tokens advance it.
 
-A layer has one or more states: S of a delta rule, the window in front of a convolution. Each is
-described by a Recurrence, which knows the mathematics and nothing of where states lie; that is
-the business of a snapshot policy (engine.memory), which in turn knows rows of storage and nothing
-of what is in them. A family with other states brings a Recurrence and no policy.
+A layer has one or more states: S of a delta rule, the input window of a convolution. Each is
+described by a Recurrence, which defines the maths but not where states are stored; that is the task
+of a snapshot policy (engine.memory), which in turn handles rows of storage whatever they mean. A
+family with new states adds a Recurrence and no policy.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kernels.rows import take_rows
 from kernels.rows.ngrams import recent_tokens
 
 RecurrenceInputs = Any
-"""What a layer computed of the tokens of a ubatch, as its recurrence takes it: a NamedTuple, of
-which part(rows, tokens) is that of some of the sequences and some of their tokens."""
+"""A recurrence's inputs for the tokens of a ubatch: a NamedTuple with part(rows, tokens), which
+selects some sequences and some of their tokens."""
 
 
 class RowNumbers(NamedTuple):
     """Rows of a pool by numbers on the device, int64.
 
-    read: [n_seqs], rows that states start from. write: [n_seqs, n_new], rows for the newest states,
-    newest first; in_order: the same oldest first. What a sequence writes no other one reads.
+    read: [n_seqs], input rows. write: [n_seqs, n_new], rows for the newest states, newest first;
+    in_order: the same oldest first. No sequence reads a row that another one writes.
     """
 
     read: Tensor
@@ -41,34 +41,33 @@ class RowNumbers(NamedTuple):
 
 
 LogPart = tuple[Tensor, Sequence[Tensor], int | Tensor]
-"""States [B, *shape] from before a log, the log, and how many of its tokens count: one number, or
+"""States [B, *shape] before a log, the log, and how many of its tokens to apply: one number, or
 int64 [B]."""
 RowViews = tuple[Tensor, Sequence[Tensor], Sequence[int | None], Sequence[Sequence[int]], Tensor]
-"""A pool [n_rows, *shape]; each of its rows as a batch of one; per sequence the row to start from,
-None for zeros, and rows for its newest states, oldest first; the last as a tensor."""
+"""A pool [n_rows, *shape]; its rows as batches of one; per sequence the input row, None for zeros,
+and rows for its newest states, oldest first; the last as a tensor."""
 
 
 class Recurrence(ABC):
     """One kind of state. B sequences of T tokens advance together; all tensors are float32.
 
-    shape: of one sequence's state. entry: shapes of the rows that one token leaves in a log, from
-    which `fold` makes the state after it. Where nothing cheaper is known, an entry is the state.
-    n_bytes, entry_bytes: of both.
-    invariant: bits must not depend on the portions in which tokens and sequences come.
+    shape: of one sequence's state. entry: shapes of the log rows of one token, from which `fold`
+    computes the state after it; by default the state itself. n_bytes, entry_bytes: of both.
+    invariant: bits must not depend on how tokens and sequences are batched.
     """
 
     is_window: bool = False
-    """Whether the state is nothing but the last rows of input, such as a convolution keeps."""
+    """Whether the state consists of the last input rows only, as a convolution window does."""
 
     by_position: bool = False
-    """Whether rows of the state lie where their positions say, so that the state of a text may do
+    """Whether rows of the state are addressed by position, so that the state of a text may serve
     for a shorter one (`serves`)."""
 
     llama_cpp_turns: bool = True
-    """Whether llama.cpp keeps the last two dimensions the other way round."""
+    """Whether llama.cpp stores the last two dimensions transposed."""
 
     is_exact: bool = False
-    """Whether the state is made of whole numbers, which no type may round."""
+    """Whether the state holds integers, which no storage type may round."""
 
     def __init__(self, shape: tuple[int, ...], entry: Sequence[tuple[int, ...]]) -> None:
         self.shape, self.entry = shape, tuple(entry)
@@ -93,30 +92,30 @@ class Recurrence(ABC):
 
     @abstractmethod
     def fold(self, *log: *LogPart, out: Tensor | None = None, invariant: bool = False) -> Tensor:
-        """The states [B, *shape] after some tokens of a log; the others are not looked at. out:
-        filled and returned in place of new memory; may be the states from before itself."""
+        """The states [B, *shape] after some tokens of a log; later tokens are ignored. out: result
+        buffer, which may be the input states."""
 
     def serves(self, n_tokens: int, n_written: int) -> bool:
-        """Whether the state of n_written tokens is as good as that of the first n_tokens of them:
-        all that is read later is the same, but for what is written before it is read."""
+        """Whether the state after n_written tokens can replace the state after the first n_tokens:
+        every row that will be read is either equal or overwritten before."""
         return n_tokens == n_written
 
     def needed(self, state: Tensor, n_tokens: int) -> Tensor:
-        """A state [*shape] of n_tokens tokens with zeros in place of what will not be read again:
-        the same in every state of these tokens, whatever else it has seen."""
+        """A state [*shape] after n_tokens tokens with zeros in all places that will not be read
+        again, so that equal texts give equal results whatever else the state has seen."""
         return state
 
     def in_order(self, state: Tensor, n_tokens: int) -> Tensor:
-        """Rows of the last tokens in a window, oldest first, those of them that are needed."""
+        """The needed rows of the last tokens in a window, oldest first."""
         return state
 
     def stored(self, state: Tensor) -> Tensor:
-        """A state [..., *shape] as storage holds it: itself, or rounded to the type of storage."""
+        """A state [..., *shape] as storage holds it: unchanged, or rounded to the storage type."""
         return state
 
     def in_rows(self, inputs: Any, *views: *RowViews, invariant: bool = False) -> Tensor:
-        """Advance from rows of a pool into rows of it, chosen by the host. A sequence may write
-        what an earlier one reads, so they run one after another here."""
+        """Advance from rows of a pool to rows of it, chosen by the host. A sequence may write what
+        an earlier one reads, so they run one after another."""
         _, rows, read, write, _ = views
         outputs = []
         for row, (source, new) in enumerate(zip(read, write, strict=True)):
@@ -127,7 +126,7 @@ class Recurrence(ABC):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def by_index(self, inputs: Any, pool: Tensor, rows: RowNumbers) -> Tensor:
-        """As `in_rows`, with the row numbers on the device, so that the pass can be recorded."""
+        """Like `in_rows`, with row numbers on the device, so that the pass can be recorded."""
         n_seqs, n_new = rows.write.shape
         slots = pool.new_empty(n_new, n_seqs, *self.shape)
         o = self.into(inputs, pool[rows.read], slots.unbind(0))
@@ -136,10 +135,10 @@ class Recurrence(ABC):
 
 
 class RecurrentLayout:
-    """The states that a model's recurrent layers keep of every sequence.
+    """The recurrent states of a model per sequence.
 
     layers: trunk layers, ascending. n_bytes, entry_bytes: of one snapshot, and of one token's log
-    entries, of one sequence with all layers.
+    entries, per sequence over all layers.
     """
 
     def __init__(self, states: Mapping[StateKey, Recurrence]) -> None:
@@ -151,12 +150,12 @@ class RecurrentLayout:
 
     @classmethod
     def alike(cls, layers: Sequence[int], **states: Recurrence) -> RecurrentLayout:
-        """Layers that all keep the same states, by their names."""
+        """Layers that all have the same states, by name."""
         return cls({StateKey(i, name): one for name, one in states.items() for i in layers})
 
     def n_spare(self, n_tokens: int, n_written: int, most: int) -> int:
-        """How many tokens before n_tokens states serve that have seen n_written, up to `most`
-        (Recurrence.serves)."""
+        """How many tokens before n_tokens are also served by states that have seen n_written, up to
+        `most` (Recurrence.serves)."""
         found, most = 0, min(most, n_tokens - 1) if self.by_position else 0
         while found < most and all(
             one.serves(n_tokens - found - 1, n_written) for one in self.states.values()
@@ -171,7 +170,7 @@ class RecurrentLayout:
         )
 
     def worst(self, errors: Mapping[StateKey, float], *, windows: bool) -> list[float]:
-        """Per layer the largest of its states' or of its windows' errors, NaN where it has none."""
+        """Per layer the largest error of its states or windows, NaN if it has none."""
         return [
             max(
                 (
@@ -186,8 +185,8 @@ class RecurrentLayout:
 
 
 class ConvInputs(NamedTuple):
-    """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if there is one. gate: what x
-    is still to be multiplied by, on a GPU."""
+    """x: rows to convolve [B, T, C]. weight: taps [C, K]. bias: [C], if any. gate: factor of x that
+    is still to be applied, on a GPU."""
 
     x: Tensor
     weight: Tensor
@@ -195,7 +194,7 @@ class ConvInputs(NamedTuple):
     gate: Tensor | None = None
 
     def finished(self) -> ConvInputs:
-        """The same with nothing to be done."""
+        """The same with pending operations applied."""
         if self.gate is None:
             return self
         return self._replace(x=multiply(self.gate, self.x), gate=None)
@@ -216,11 +215,12 @@ class InputWindow(Recurrence):
 
     @abstractmethod
     def rows(self, inputs: Any) -> Tensor:
-        """What the tokens leave in the window, [B, T, n_channels]."""
+        """The rows that tokens add to the window, [B, T, n_channels]."""
 
     @abstractmethod
     def outputs(self, inputs: Any, window: Tensor, *, invariant: bool) -> tuple[Tensor, Tensor]:
-        """The layer's output [B, T, ...], and window and rows joined [B, width + T, n_channels]."""
+        """The layer's output [B, T, ...], and window and rows concatenated, [B, width + T,
+        n_channels]."""
 
     def into(
         self, inputs: Any, start: Tensor, slots: Sequence[Tensor], *, invariant: bool = False
@@ -308,17 +308,17 @@ class TokenInputs(NamedTuple):
 class TokenWindow(InputWindow):
     """The last n_gram - 1 tokens, oldest first.
 
-    Advancing gives int64 [B, T, n_gram], each token and those before it, newest first; -1 before
+    Advancing gives int64 [B, T, n_gram], each token and its predecessors, newest first; -1 before
     the beginning of the sequence.
 
-    A row is a token plus one, in float32 as every state: exact below 2^24, and 0, with which
-    sequences begin, is none.
+    A row is a token id plus one, in float32 like every state: exact below 2^24; 0, the initial
+    value, means none.
     """
 
     is_exact = True
 
     def __init__(self, n_gram: int) -> None:
-        # the convolution that keeps windows in rows of a pool; what it computes is the newest row
+        # a convolution that copies the newest row moves windows within the rows of a pool
         self._newest = torch.tensor([[*[0.0] * (n_gram - 1), 1.0]])
         super().__init__(n_gram - 1, 1)
 
@@ -338,7 +338,7 @@ class TokenWindow(InputWindow):
 
     def by_index(self, inputs: TokenInputs, pool: Tensor, rows: RowNumbers) -> Tensor:
         context, history = recent_tokens(inputs.x, take_rows(pool, rows.read))
-        # kept there: a recorded pass uploads nothing
+        # kept on the device: a recorded pass cannot upload
         self._newest = self._newest.to(pool.device)
         new = history[:, self.shape[0] :]
         causal_conv_slots(new, self._newest, pool, rows.read, rows.in_order, None, activate=False)

@@ -1,10 +1,9 @@
-"""Recurrent states that are matrices: of the gated delta rule, of Mamba and of Mamba-2; and states
-that storage rounds to a shorter type, whatever keeps them.
+"""Matrix states, of the gated delta rule, Mamba and Mamba-2, and states rounded to a shorter
+storage type.
 
-A recurrence writes states of float32 into rows of a policy; where they are stored shorter, they are
-rounded in those rows, where the next pass reads them. Within a pass a state goes from token to
-token in float32, as in kernels that keep it in registers: a batch of n tokens rounds once, n
-batches of one token n times.
+A recurrence writes float32 states to a policy's rows; with a shorter type they are rounded in those
+rows, which the next pass reads. Within a pass the state stays float32, as in kernels that keep it
+in registers: a batch of n tokens rounds once, n batches of one token n times.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ Kernel = Callable[..., Any]
 
 class DeltaInputs(NamedTuple):
     """q, k: [B, T, H_k, d]. v: [B, T, H_v, d]. g: log decay [B, T, H_v], or [B, T, H_v, d] for one
-    gate per key channel. beta: [B, T, H_v]. raw: what is still to be done to them, on a GPU; q and
-    k are then both queries and keys, [B, T, 2 H_k, d], g and beta as the layer projects them.
-    """
+    gate per key channel. beta: [B, T, H_v]. raw: operations still to be applied, on a GPU; q and k
+    are then both queries and keys, [B, T, 2 H_k, d], g and beta the layer's raw projections."""
 
     q: Tensor
     k: Tensor
@@ -41,7 +39,7 @@ class DeltaInputs(NamedTuple):
     raw: RawGates | None = None
 
     def finished(self, *, invariant: bool = False) -> DeltaInputs:
-        """The same with nothing to be done."""
+        """The same with pending operations applied."""
         if self.raw is None:
             return self
         (eps, dt, a, bound), decay = self.raw, self.g.flatten(2)
@@ -63,8 +61,8 @@ class DeltaInputs(NamedTuple):
 
 class SsdInputs(NamedTuple):
     """x: [B, T, H, P]. dt, g: step sizes and log decay, [B, T, H]. B, C: [B, T, G, N]. D: [H], of
-    the layer. raw: dt and a of step_gates where that is still to be done, of dt and g, one tensor.
-    """
+    the layer. raw: dt and a of step_gates if these are still to be applied; dt and g are then one
+    tensor."""
 
     x: Tensor
     dt: Tensor
@@ -75,7 +73,7 @@ class SsdInputs(NamedTuple):
     raw: tuple[Tensor, Tensor] | None = None
 
     def finished(self, *, invariant: bool = False) -> SsdInputs:
-        """The same with nothing to be done."""
+        """The same with pending operations applied."""
         if self.raw is None:
             return self
         dt, g = step_gates(self.dt, *self.raw, invariant=invariant)
@@ -135,7 +133,7 @@ class ScanState(Recurrence):
         out = torch.empty_like(start) if out is None else out
         if isinstance(n_tokens, int):
             return out.copy_(states[:, n_tokens - 1] if n_tokens else start)
-        # the last of the states up to there is a window of one row
+        # a state buffer is treated as a window of one row
         window, to = (each.view(len(each), 1, -1) for each in (start, out))
         fold_window(window, states.flatten(2), n_tokens, to)
         return out
@@ -145,8 +143,8 @@ class ScanState(Recurrence):
 
 
 class MatrixState(Recurrence):
-    """S [n_heads, rows, columns], which the functions of one kernel advance; folding is one
-    product. Advancing gives o [B, T, n_heads, …].
+    """S [n_heads, rows, columns], advanced by the functions of one kernel; folding is one product.
+    Advancing gives o [B, T, n_heads, …].
 
     into, log, fold, slots: of kernels.recurrence.delta_rule or kernels.recurrence.ssd.
     """
@@ -228,7 +226,7 @@ EXACT = "f32"
 def stored_as(
     layout: RecurrentLayout, s: str = EXACT, r: str = EXACT, gates: str = EXACT, older: str = EXACT
 ) -> RecurrentLayout:
-    """A layout whose states and windows are stored as `s` and `r`; states of whole numbers stay.
+    """A layout whose states and windows are stored as types `s` and `r`; integer states stay.
     gates, older: see StoredState."""
 
     def stored(one: Recurrence) -> Recurrence:
@@ -242,10 +240,10 @@ def stored_as(
 
 
 class StoredState(Recurrence):
-    """`inner`, whose states are stored as `type`, those before the newest of a pass as `older` (as
-    well), and which reads gates rounded to `gates`: each "f32", "bf16" or "f16".
+    """`inner` with states stored as `type`, those before the newest of a pass also as `older`, and
+    gates rounded to `gates`: each "f32", "bf16" or "f16".
 
-    A log of inputs is kept as it is; what is folded from it is a state, and rounded.
+    A log of inputs is not rounded; a state folded from it is.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies with which the pairs of a head turn. No tensors."""
+"""Rotary position embedding: frequencies of a head's pairs. No tensors."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from engine.gguf.file import GgufFile
 from engine.model.limits import MAX_CONTEXT, REMEDY, count, real
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""What the angles of pairs are divided by: a number for each pair, the same in all layers."""
+"""Divisors of the angles: one number per pair, the same in all layers."""
 
 _M_ROPE = ("qwen35", "qwen35moe", "qwen4exp")
 _WITH_FACTORS = ("granitehybrid",)
-"""Architectures whose rope divides by such a tensor if the file has it, as llama.cpp's does."""
+"""Architectures whose rope uses this tensor if the file has it, as in llama.cpp."""
 LEAVES_FACTORS = ("falcon-h1", "granitehybrid")
-"""Architectures of which llama.cpp loads such a tensor even where no key is turned by it: always in
-falcon-h1, with its rope off in granitehybrid."""
+"""Architectures for which llama.cpp loads this tensor without using it: always in falcon-h1, with
+rope off in granitehybrid."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Rotation of the first `n_rot` dimensions of a head, NEOX pairing.
 
-    sections: the four m-rope sections (time, height, width, extra), None for plain rope.
-    scaling: "none", "linear" or "yarn"; factor, n_ctx_orig, beta_fast and beta_slow belong to it.
-    factors: what the angle of each pair is divided by as well, none for 1. keeps_magnitude: cosines
-    and sines are not multiplied by YaRN's attention temperature.
+    sections: the four m-rope sections (time, height, width, extra), None for plain rope. scaling:
+    "none", "linear" or "yarn", with factor, n_ctx_orig, beta_fast and beta_slow. factors: further
+    divisors of each pair's angle, empty for 1. keeps_magnitude: cosines and sines are not
+    multiplied by YaRN's attention temperature.
     """
 
     n_rot: int
@@ -79,16 +79,16 @@ class RopeConfig:
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by: YaRN's attention temperature, else 1."""
+        """Factor of cosines and sines: YaRN's attention temperature, else 1."""
         is_scaled = self.scaling == "yarn" and not self.keeps_magnitude
         return 1.0 + 0.1 * math.log(self.factor) if is_scaled else 1.0
 
     def inverse_frequencies(self) -> list[float]:
-        """Angle per position of each of the n_rot/2 pairs, in radians.
+        """Angle per position of each of the n_rot/2 pairs, radians.
 
-        Linear scaling divides positions by `factor`; YaRN (Peng et al. 2023) does so only for
-        pairs that turn rarely within the original context. Text has position 0 on the extra
-        m-rope stream, so pairs that belong to it do not turn.
+        Linear scaling divides positions by `factor`; YaRN (Peng et al. 2023) does so only for pairs
+        that turn rarely within the original context. Text has position 0 on the extra m-rope
+        stream, so pairs of that stream do not turn.
         """
         pairs = range(self.n_rot // 2)
         plain = [self.freq_base ** (-2.0 * j / self.n_rot) for j in pairs]
@@ -124,7 +124,7 @@ class RopeConfig:
 
 
 def _scaling(file: GgufFile) -> tuple[str, float]:
-    """The scaling in force and its factor; a factor without a type means linear."""
+    """The scaling type and its factor; a factor without a type means linear."""
     factor = real(file, ".rope.scaling.factor", 1.0)
     kind = file.str_(".rope.scaling.type", "linear")
     if kind not in ("none", "linear", "yarn"):

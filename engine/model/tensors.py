@@ -1,11 +1,10 @@
-"""Which tensors a model consists of, and their shapes: the file is held to this before loading; and
-an MTP block in a file of its own, next to the trunk that it drafts for. No torch.
+"""Tensor shapes of a model, against which a file is checked before loading; and MTP blocks in files
+of their own, next to their trunk. Does not import torch.
 
-Shapes are numpy order (rows first). What a file may have in their place: TensorInfo.fits.
+Shapes are numpy order (rows first). Allowed variants: TensorInfo.fits.
 
-llama.cpp's converter writes MTP files with --mtp: the block with the model's keys, its number, and
-embedding, head and final norm in a quantisation of their own. What the file lacks of these is the
-trunk's.
+llama.cpp's converter writes MTP files with --mtp: the block under the model's keys and its number,
+with embedding, head and final norm in a quantisation of their own. Missing ones are the trunk's.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def global_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
 
 
 def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Shapes:
-    """Tensors of block `index` under their full names, in the variant the file holds."""
+    """Tensors of block `index` under their full names, in the file's variant."""
     prefix = f"blk.{index}."
     within = _Within(prefix, present)
     if config.mtp and index >= config.n_layer:
@@ -49,7 +48,7 @@ def block_shapes(config: ModelConfig, index: int, present: Container[str]) -> Sh
 
 
 def check_tensors(file: GgufFile, config: ModelConfig) -> None:
-    """Hold the tensor directory of `file` to `config`; no tensor data is read. Raises as
+    """Check the tensor directory of `file` against `config`; reads no tensor data. Raises like
     hold_to_shapes."""
     expected = global_shapes(config, file.tensors)
     for index in range(config.n_layer + config.n_mtp):
@@ -68,7 +67,7 @@ def check_tensors(file: GgufFile, config: ModelConfig) -> None:
 
 
 def unused_blocks(config: ModelConfig) -> tuple[str, ...]:
-    """How names of tensors begin that belong to MTP blocks which are not run."""
+    """Name prefixes of tensors of MTP blocks that are not run."""
     first = config.n_layer + config.n_mtp
     return tuple(f"blk.{i}." for i in range(first, first + config.n_unused_mtp))
 
@@ -76,11 +75,11 @@ def unused_blocks(config: ModelConfig) -> tuple[str, ...]:
 def hold_to_shapes(
     file: GgufFile, expected: Shapes, what: str, unused: tuple[str, ...] = ()
 ) -> None:
-    """Raise for the first tensor that is missing, misshaped, of an unknown type or without a place.
+    """Raise for the first tensor that is missing, misshaped, of an unknown type or unexpected.
 
-    what: the model, with its article. unused: beginnings of names that are not looked at.
-    ModelFileError for the first two, UnsupportedModelError for a tensor that the model would
-    silently be run without, and for a type that cannot be decoded here.
+    what: the model, with its article. unused: prefixes of names to ignore. ModelFileError for the
+    first two; UnsupportedModelError for a tensor that would silently be ignored, and for a type
+    that cannot be decoded here.
     """
     for name, info in file.tensors.items():
         if info.type.owner and not name.startswith(unused):
@@ -107,11 +106,11 @@ def hold_to_shapes(
 
 
 def _is_scale(file: GgufFile, info: TensorInfo, expected: Shapes) -> bool:
-    """Whether a tensor is the scale of a matrix, or that of its input, which only kernels need that
-    quantise activations. Raises ModelFileError for one of a wrong shape or type."""
+    """Whether a tensor is the scale of a matrix or of its input; the latter is used only by kernels
+    that quantise activations. Raises ModelFileError for a wrong shape or type."""
     stem, _, kind = info.name.rpartition(".")
     shape = expected.get(f"{stem}.weight", ())
-    is_table = f"{stem}.weight" == TABLE  # its rows stay as they are stored
+    is_table = f"{stem}.weight" == TABLE  # its rows stay as stored
     if kind not in ("scale", "input_scale") or len(shape) < 2 or is_table:
         return False
     sizes = {1, shape[0]} if "_exps" in stem and len(shape) == 3 else {1}
@@ -143,8 +142,8 @@ def has_mtp_block(file: GgufFile) -> bool:
 
 
 def leave_block(file: GgufFile) -> None:
-    """Leave of a whole model what an MTP file has, so that it is one: given as a draft for
-    draft-mtp, llama.cpp uses no more of it."""
+    """Keep only the MTP block of a whole model: as a draft for draft-mtp, llama.cpp uses no more of
+    it."""
     n_mtp = file.int_(".nextn_predict_layers", 0)
     trunk = {f"blk.{i}" for i in range(min(file.int_(".block_count", 0), 1 << 16) - n_mtp)}
     file.tensors = {
@@ -160,8 +159,8 @@ def outer_shapes(config: ModelConfig, present: Container[str]) -> Shapes:
 
 
 def read_mtp_file(file: GgufFile) -> ModelConfig:
-    """The configuration of a file with an MTP block alone; that of its trunk is the one that it was
-    made for. Raises UnsupportedModelError and ModelFileError."""
+    """The configuration of a file with an MTP block alone, with the trunk it was made for. Raises
+    UnsupportedModelError and ModelFileError."""
     config = read_any_config(file)
     shapes = outer_shapes(config, file.tensors) | block_shapes(config, config.n_layer, file.tensors)
     hold_to_shapes(
@@ -171,9 +170,10 @@ def read_mtp_file(file: GgufFile) -> ModelConfig:
 
 
 def check_mtp_file(file: GgufFile, target: ModelConfig) -> ModelConfig:
-    """Hold an MTP file to the trunk in `target`; its configuration. No tensor data is read.
+    """Check an MTP file against the trunk in `target`; returns its configuration. Reads no tensor
+    data.
 
-    Raises UnsupportedModelError for one of another trunk, and what read_mtp_file raises.
+    Raises UnsupportedModelError for another trunk, and what read_mtp_file raises.
     """
     config = read_mtp_file(file)
     for what, ours, theirs in (

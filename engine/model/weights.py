@@ -1,4 +1,4 @@
-"""The tensors of one part of a model on their way from the file into layers."""
+"""Weights of one part of a model: tensors from the file, packed for its layers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kernels.rows import take_columns, take_rows
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
     """Matrix rows f32 [out, in], bf16 in mode bf16, or biases f32 [out]; with a `type` each row's
-    GGUF blocks of that type, uint8 [out, bytes], as they are stored. rounding: the GGML type whose
-    products are to round their other side as llama.cpp does, or None. name: of the tensor in the
-    file that blocks are part of. scale: what blocks are still to be multiplied with.
+    GGUF blocks of that type, uint8 [out, bytes], as stored. rounding: the GGML type whose products
+    round their other operand as llama.cpp does, or None. name: the tensor that blocks are part of.
+    scale: factor still to be applied to blocks.
 
-    A row of blocks is as whole as a row of numbers, so layers rearrange both alike.
+    Rows of blocks and rows of numbers can be rearranged alike.
     """
 
     data: Tensor
@@ -43,17 +43,17 @@ class MatrixRows:
     scale: float | None = None
 
     def rearranged(self, rearrange: Callable[[Tensor], Iterable[Tensor]]) -> list[MatrixRows]:
-        """The parts that `rearrange` makes of the data; it may move rows, never look into one."""
+        """The parts that `rearrange` makes of the data; it may move rows but not look inside."""
         return [replace(self, data=part) for part in rearrange(self.data)]
 
 
 class Embedding:
-    """Rows of a table, f32 or in the blocks of its file; looked up, both give the same bits."""
+    """Rows of a table, f32 or in the file's blocks; look-ups give the same bits either way."""
 
     __slots__ = ("_width", "rows")
 
     def __init__(self, rows: MatrixRows, width: int) -> None:
-        """width: numbers in a row. The data may also be panels (kernels.linear.panels_of)."""
+        """width: elements of a row. The data may also be panels (kernels.linear.panels_of)."""
         self.rows = rows
         self._width = width
 
@@ -78,7 +78,7 @@ class Embedding:
 
 
 class Projection:
-    """y = x W^T (+ bias), W possibly made of several stacked matrices that share the input."""
+    """y = x W^T (+ bias), W possibly stacked from several matrices that share the input."""
 
     __slots__ = ("bias", "packed")
 
@@ -104,8 +104,8 @@ class Projection:
         *,
         invariant: bool,
     ) -> Rows:
-        """The results' halves through an operation, for another projection: see
-        kernels.linear.gated_linear."""
+        """Combine the two halves of the results with a gating operation, as input of another
+        projection: see kernels.linear.gated_linear."""
         if self.bias is None:
             return gated_linear(
                 x, self.packed, operation, constants, reads=(reads.packed,), invariant=invariant
@@ -120,15 +120,14 @@ def project_each(x: Rows, projections: Sequence[Projection], *, invariant: bool)
 
 
 class Weights:
-    """Takes tensors one at a time, by their name within `prefix`, and counts what is kept.
+    """Takes tensors one at a time, by their name within `prefix`, and counts the memory kept.
 
-    compute: the mode of large matrices; those that stay in the blocks of the file are kept as they
-    are (kernels.linear.blocks), and "blocks" and "q8" take others as f32, "blocks" on a GPU as
-    bf16. device: where what is kept goes; tensors are read and rearranged on the processor.
-    as_llama_cpp: matrices that do not stay in their blocks round the other side of a product for
-    the type in the file, as llama.cpp's do (kernels.linear.block_parts) and q8 does anyway; for
-    the processor, in modes f32 and q8.
-    n_bytes: memory taken by kept and packed tensors.
+    compute: the mode of large matrices; those that can stay in the file's blocks are kept as they
+    are (kernels.linear.blocks), and "blocks" and "q8" convert others to f32, "blocks" on a GPU to
+    bf16. device: where weights are kept; they are read and rearranged on the CPU. as_llama_cpp:
+    products of matrices that do not stay in blocks round the other operand as llama.cpp does for
+    the type in the file (kernels.linear.block_parts), as q8 does anyway; on the CPU, in modes f32
+    and q8. n_bytes: memory of kept and packed tensors.
     """
 
     def __init__(
@@ -162,13 +161,13 @@ class Weights:
         return MatrixRows(self.take(name), rounding=self._rounding(name))
 
     def keep(self, name: str) -> Tensor:
-        """The tensor as f32, to stay as it is."""
+        """The tensor as f32, unchanged."""
         tensor = self.take(name).to(self.device)
         self.n_bytes += tensor.nbytes
         return tensor
 
     def keep_ids(self, name: str, n: int) -> Tensor:
-        """A table of whole numbers below n, int64."""
+        """A table of integers below n, int64."""
         full = self._prefix + name
         ids = self._reader.take_ids(full, self._shapes[full], n).to(self.device)
         self.n_bytes += ids.nbytes
@@ -179,8 +178,9 @@ class Weights:
         return self._stays(self._prefix + name, self.compute)
 
     def _stays(self, full: str, mode: str) -> bool:
-        """Where a scale goes with the blocks, only products of integers on the processor multiply
-        with it, as llama.cpp does, after the product; elsewhere it becomes part of numbers."""
+        """Whether a matrix stays in blocks. If the blocks have a scale, only integer products on
+        the CPU apply it, after the product like llama.cpp; elsewhere it is multiplied into
+        numbers."""
         type, shape = self._reader.type(full), self._shapes[full]
         stays = stays_in_blocks(type, mode, self.device)
         if self._reader.is_scaled(full):
@@ -190,7 +190,7 @@ class Weights:
         return stays
 
     def rows(self, name: str) -> MatrixRows:
-        """A matrix or biases for rearranging, in blocks if they stay in them; not counted."""
+        """A matrix or biases for rearranging, in blocks if possible; not counted."""
         return self._rows(name, self.compute)
 
     def _rows(self, name: str, mode: str) -> MatrixRows:
@@ -215,9 +215,9 @@ class Weights:
         return self._reader.type(self._prefix + name) if self._as_llama_cpp else None
 
     def table(self, name: str) -> Embedding:
-        """An embedding, whose rows are looked up: the numbers of the file in every mode.
+        """An embedding table: the exact values of the file in every mode.
 
-        It stays in its blocks where it can, but in f32: there the head may be the same matrix.
+        It stays in blocks if possible, except in f32, where the head may be the same matrix.
         """
         is_other = self.compute not in ("f32", "q8") or self._reader.is_scaled(self._prefix + name)
         rows = self._rows(name, "blocks" if is_other else self.compute)
@@ -226,13 +226,13 @@ class Weights:
         return Embedding(rows, self._shapes[self._prefix + name][1])
 
     def head(self, embedding: Embedding) -> Projection:
-        """The matrix of a head: its own, or else this table, in the same memory where both are as
-        stored, or where its packed rows can be read."""
+        """The matrix of a head: its own, or else this table, in shared memory if both are as stored
+        or if rows can be read from the packed matrix."""
         name = "token_embd.weight"
         if "output.weight" in self:
             return self.project("output.weight")
         rows, before = embedding.rows, self.n_bytes
-        # a packed copy of F16 would be another matrix, less exact than the table
+        # a packed copy of F16 would be a second matrix, less exact than the table
         as_stored = self.in_blocks(name) or (rows.type == "F16" and self.compute == "bf16")
         if rows.type is None or as_stored:
             projection = self.stack([rows])
@@ -248,8 +248,8 @@ class Weights:
         return projection
 
     def stored_rows(self, name: str) -> StoredRows:
-        """A table of which rows are asked for, as it is stored; not counted on the processor, where
-        it may be the mapped file."""
+        """A table for row look-ups as stored; not counted on the CPU, where it may be the mapped
+        file."""
         full = self._prefix + name
         rows = self._reader.rows(full, self._shapes[full])
         if self.device.type == "cpu":
@@ -288,7 +288,7 @@ class Weights:
         return Projection(packed, bias)
 
     def _beside(self, rows: Sequence[MatrixRows], mode: str) -> PackedWeight:
-        """Rows one below the other, neighbours of one type as one matrix."""
+        """Stacked rows; neighbours of one type become one matrix."""
         joined, copied = [], Counter[str]()
         for _, group in groupby(rows, attrgetter("type", "rounding", "scale")):
             parts = list(group)
@@ -296,13 +296,13 @@ class Weights:
             if not _in_one_piece([part.data for part in parts]):
                 for part in parts:
                     copied[part.name] += len(part.data)
-        # also those whose rows went into matrices of unlike types
+        # also those whose rows went to matrices of different types
         whole = [name for name, n in copied.items() if name and n == self._shapes[name][0]]
         self._reader.release(whole)
         return stack_weights([self._pack(one, mode) for one in joined])
 
     def _joined(self, parts: Sequence[MatrixRows]) -> MatrixRows:
-        """Rows of one type below each other: where they are if they lie so, else copied once."""
+        """Stacked rows of one type: in place if they are adjacent, else copied once."""
         tensors = [part.data for part in parts]
         if _in_one_piece(tensors):
             first = tensors[0]
@@ -321,7 +321,7 @@ class Weights:
         return as_llama_cpp(packed, rows.rounding) if rows.rounding else packed
 
     def _without_blocks(self, mode: str) -> str:
-        """The mode of what cannot stay in blocks."""
+        """The mode of matrices that cannot stay in blocks."""
         if mode not in ("blocks", "q8"):
             return mode
         return "f32" if self.device.type == "cpu" else "bf16"
@@ -350,9 +350,9 @@ class Weights:
         return packed
 
     def _experts_apart(self, names: Sequence[str]) -> Iterator[tuple[PackedWeight, PackedWeight]]:
-        """Of every expert gate above up, or up alone, and down; in blocks where they can stay.
+        """For every expert, gate above up, or up alone, and down; in blocks if possible.
 
-        Those of gate and up stay two matrices: joined they would be copies, of most of the file.
+        Gate and up stay two matrices: joining would copy most of the file.
         """
         for *first, down in zip(*map(self._rows_each, names), strict=True):
             gate_up = stack_weights([self._pack(rows, self.compute) for rows in first])
@@ -370,20 +370,20 @@ class Weights:
                 yield MatrixRows(data, rounding=self._rounding(name))
 
     def _each(self, name: str) -> Iterator[Tensor]:
-        """The slices of a tensor along its first dimension as f32, each read when asked for."""
+        """The slices of a tensor along its first dimension as f32, read on demand."""
         full = self._prefix + name
         for slice_ in self._reader.take_each(full, self._shapes[full]):
             yield slice_.to(self.device)
 
 
 def _halves(both: Iterator[Tensor]) -> list[Iterator[Tensor]]:
-    """Of matrices one above the other the upper ones, and the lower ones."""
+    """The upper and the lower halves of stacked matrices."""
     first, second = tee(both)
     return [(pair.chunk(2)[0] for pair in first), (pair.chunk(2)[1] for pair in second)]
 
 
 def _in_one_piece(tensors: Sequence[Tensor]) -> bool:
-    """Whether each follows the one before it in the same memory."""
+    """Whether the tensors are adjacent in memory, in order."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         return False
     return all(

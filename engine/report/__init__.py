@@ -1,1 +1,1 @@
-"""Reports to share: what was measured, as one HTML page or as Markdown for a comment."""
+"""Reports to share, as one HTML page or as Markdown for a comment."""

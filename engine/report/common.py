@@ -1,5 +1,5 @@
-"""What several reports say: model, machine, settings, findings, how to repeat a run, and the
-generated text in pieces, each with its kind."""
+"""Common report sections: model, machine, settings, findings, how to repeat a run, and the
+generated text in pieces by kind."""
 
 from __future__ import annotations
 

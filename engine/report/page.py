@@ -1,9 +1,9 @@
-"""A report as one HTML page that needs nothing else: style and plots are inside, and its own
-content policy keeps everything out. Light and dark as the reader's system is; light on paper.
+"""Self-contained HTML pages of reports, with embedded style and plots and a content policy that
+blocks everything else. Light and dark as the reader's system; light on paper.
 
-Plots are SVG: bars, bars side by side, lines, a heat map. Their colours are classes that the page's
-style fills in, so that one picture suits light, dark and paper. Every text is escaped here. Values
-that are not finite count as missing.
+Plots are SVG: bars, grouped bars, lines, a heat map. Their colours are classes defined by the
+page's style, so that one picture suits light, dark and paper. All text is escaped here. Non-finite
+values count as missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a report is made of. Every text in it may come from anyone; those who write it escape it."""
+"""Parts of a report. All text may be untrusted; writers escape it."""
 
 from __future__ import annotations
 

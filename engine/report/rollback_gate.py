@@ -23,8 +23,8 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Checks against a baseline (None: there is none). library: the build's version; settings: in
-    words."""
+    """Checks compared with a baseline (None: there is none). library: the build's version;
+    settings: in words."""
 
     lanes: Sequence[CheckedLane]
     baseline: Mapping[str, str] | None

@@ -1,5 +1,5 @@
-"""The report on one run, from its trace alone, so that an opened trace has one too; and its figures
-in one line, or in three."""
+"""Report on one run, from its trace alone, so that opened traces have one too; and its figures in
+one line, or in three."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The data of a session page: what its script shows of every run, as JSON.
+"""Data of a session page: the contents that its script shows for every run, as JSON.
 
-A column is a list; {"all": value} where all rows are alike; {"of": texts, "at": [index]} for texts.
-None is not observed. Numbers have few digits, as in the window's tables: the trace has all.
+A column is a list; {"all": value} if all rows are equal; {"of": texts, "at": [index]} for texts.
+None = not observed. Numbers have few digits, as in the window's tables: the trace has all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Untrusted text made harmless: for HTML, for a Markdown cell, and characters that cannot be seen
-or turn the direction of what follows made visible; and reports as Markdown for a comment, without
-their plots."""
+"""Escaping of untrusted text for HTML and Markdown, with invisible characters and those that change
+the text direction made visible; and reports as Markdown for a comment, without plots."""
 
 from __future__ import annotations
 

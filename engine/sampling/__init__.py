@@ -1,1 +1,1 @@
-"""What is drawn from the logits: distributions, the filters before a draw, the sampler."""
+"""Sampling: distributions, filters, the sampler."""

@@ -61,10 +61,10 @@ def softmax(logits: np.ndarray, temp: float = 1.0) -> np.ndarray:
 
 
 class TokenDraws:
-    """Draws from the candidates' softmax at the run's temperature, temp > 0.
+    """Samples from the candidates' softmax at the run's temperature, temp > 0.
 
-    Every sequence has random numbers of its own, apart from its sampler's and the same whatever
-    runs at the same time. All model drafters of a run share them, so that none repeats another's.
+    Every sequence has its own random numbers, independent of its sampler and of other sequences.
+    All model drafters of a run share them, so that none repeats another's.
     """
 
     def __init__(self, temp: float, seed: int) -> None:
@@ -80,10 +80,10 @@ class TokenDraws:
         return ranks.at(float(self._random[seq].random()))
 
     def q(self, ids: Sequence[int], logits: Sequence[float], passed: np.ndarray) -> Distribution:
-        """What a token that was kept was drawn from: the candidates that `passed`, bool [k].
+        """The distribution of a kept token: over the candidates that `passed`, bool [k].
 
-        A drawn token that does not pass is never drafted, so what is drafted is distributed
-        over the others alone.
+        A sampled token that does not pass is never drafted, so drafts are distributed over the
+        others.
         """
         return Distribution.of_weights(np.array(ids), np.where(passed, self._weights(logits), 0))
 

@@ -1,8 +1,8 @@
-"""A grammar that the output keeps to: which tokens may come next, and when it is complete.
+"""Grammars for the output: which tokens may come next, and when it is complete.
 
-The library llguidance does the parsing. A grammar and its vocabulary are shared; every sampler has
-a state of its own, which goes forward with each chosen token, back with one that is retracted, and
-is copied with the sampler.
+llguidance does the parsing. A grammar and its vocabulary are shared; every sampler has its own
+state, which advances with each chosen token, goes back when one is retracted, and is copied with
+the sampler.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not know
 
 
 class GrammarTokens:
-    """A vocabulary as llguidance has it. It goes through every token, so it is made once.
+    """A vocabulary for llguidance. Building it visits every token, so it is made once.
 
-    end_tokens: at least one. piece, encode: as of a Tokenizer. Tokens that stand for no text fit
-    no grammar but by their name.
+    end_tokens: at least one. piece, encode: of a Tokenizer. Tokens without text fit a grammar only
+    by name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GrammarTokens:
         )
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of a text, as the library asks for them."""
+        """Token ids of a text, a callback of the library."""
         return self._encode(text, parse_special=False)
 
 
@@ -79,9 +79,9 @@ def masked(tokens: AllowedTokens, logits: torch.Tensor) -> torch.Tensor:
 
 
 class GrammarState:
-    """How far a text has come in a grammar.
+    """Progress of a text in a grammar.
 
-    error: why it can go no further, empty while it can. n_good: tokens accepted before that.
+    error: why it cannot continue, empty if it can. n_good: tokens accepted before that.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, tokens: GrammarTokens) -> None:
@@ -157,7 +157,7 @@ class GrammarState:
         return bool(np.array_equal(mine, theirs))
 
     def n_fitting(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first, may come one after the other."""
+        """Number of leading tokens that may come in turn."""
         trial = self.clone()
         for i, token in enumerate(tokens):
             if trial._ended or trial.error:

@@ -1,4 +1,4 @@
-"""What the sampler is set by; torch is not needed for it."""
+"""Sampler options. Does not import torch."""
 
 from __future__ import annotations
 

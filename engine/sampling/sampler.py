@@ -33,7 +33,7 @@ accepted."""
 
 
 class SamplerState(NamedTuple):
-    """What a sampler will draw by. random: of its generator. The others as in Sampler."""
+    """A sampler's state. random: of its generator. Other fields as in Sampler."""
 
     accepted: list[int]
     history: list[int]
@@ -41,7 +41,7 @@ class SamplerState(NamedTuple):
     random: Mapping[str, Any]
 
     def differs_from(self, plain: SamplerState) -> str:
-        """What is not as in a sampler which only drew the text: tokens, penalties, grammar or
+        """What differs from a sampler that only sampled the text: tokens, penalties, grammar or
         random numbers; "" if nothing."""
         if self.accepted != plain.accepted:
             return "tokens"
@@ -84,7 +84,7 @@ class Sampler:
 
     @property
     def depends_on_text(self) -> bool:
-        """Whether a distribution depends on the tokens before it, not on logits alone."""
+        """Whether distributions depend on previous tokens, not on logits alone."""
         return self.grammar is not None or self._penalties.active
 
     def clone(self) -> Sampler:
@@ -95,7 +95,7 @@ class Sampler:
         return other
 
     def copy_from(self, other: Sampler) -> None:
-        """Draw from here on what `other` would draw."""
+        """Take over the state of `other`."""
         self._random.bit_generator.state = other._random.bit_generator.state
         self._penalties.copy_from(other._penalties)
         self.grammar = other.grammar.clone() if other.grammar else None
@@ -103,7 +103,7 @@ class Sampler:
         self._n_compared = 0
 
     def follow(self, other: Sampler, *, keeps_random: bool) -> None:
-        """Go on after the tokens that another sampler has chosen, which may have had other options;
+        """Continue after the tokens of another sampler, which may have had other options;
         keeps_random: with its random numbers."""
         for token in other.accepted:
             self.accept(token)
@@ -113,7 +113,7 @@ class Sampler:
             self.n_draws = other.n_draws
 
     def state(self) -> SamplerState:
-        """What it will draw by; the grammar is its own and goes on."""
+        """Its state; the grammar is shared and goes on."""
         return SamplerState(
             self.accepted.copy(),
             self._penalties.history.copy(),
@@ -174,8 +174,8 @@ class Sampler:
             self.grammar.retract()
 
     def n_astray(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens chosen so far are not these, the text's, or missing. A text only
-        grows: its tokens that were equal before are not compared again."""
+        """How many of the tokens chosen so far differ from these, the text's, or are missing. A
+        text only grows: tokens found equal before are not compared again."""
         newest = slice(max(0, self._n_compared - 1), None)
         if len(self.accepted) == len(tokens) and self.accepted[newest] == tokens[newest]:
             self._n_compared = len(tokens)

@@ -1,1 +1,1 @@
-"""The trace: append-only tables that the engine writes and everybody else reads."""
+"""The trace: append-only tables that the engine writes and everything else reads."""

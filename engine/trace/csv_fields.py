@@ -1,20 +1,20 @@
-"""A CSV file as fields in place: where each begins and ends among the bytes, block by block.
+r"""CSV fields in place: the offsets of every field in the bytes of a file, block by block.
 
-Python objects are made for no field, only for what a reader asks for: that is what makes long
-traces open fast. The dialect is RFC 4180: quotes enclose a whole field or none of it. Lines may
-end with "\n", "\r\n" or "\r"; inside of quotes too they count as "\n".
+Python objects are created only for fields that a reader requests, so long traces open fast. The
+dialect is RFC 4180: quotes enclose a whole field or none of it. Lines may end with "\r\n", "\n" or
+"\r"; inside quotes these are read as "\n".
 
-Columns of numbers are read all at once. Eight digits are one word, whose value takes three
-multiplications. A real is a whole number over a power of ten, which rounds correctly as long as
-both are exact. What does not fit this is read one by one, and gives the same as if all had been.
+Columns of numbers are parsed all at once. Eight digits are one word, whose value takes three
+multiplications. A real is an integer divided by a power of ten, which rounds correctly as long as
+both are exact. Everything else is parsed one by one, with the same result.
 
-In the variant for spreadsheets no cell is a formula. A spreadsheet takes a text for one by its
-first character, and where a text begins depends on the locale: in many, fields end at semicolons,
-quotes in the middle of such a field mean nothing, and a line feed inside of them ends the row. So
-an apostrophe goes in front of a dangerous character at the beginning of a cell and after everything
-that may end a field, and in front of an apostrophe there; taking one away gives every text back.
-The files begin with a byte order mark, without which Excel does not read them as UTF-8. Numbers
-stay numbers: a minus sign before digits alone runs nothing.
+In the variant for spreadsheets no cell is a formula. A spreadsheet decides by the first character
+of a cell, and where a cell begins depends on the locale: in many, fields end at semicolons, quotes
+inside such a field mean nothing, and a line feed inside them ends the row. So an apostrophe is put
+before a dangerous character, or another apostrophe, at the start of a cell and after everything
+that may end a field; removing one restores every text. The files begin with a byte order mark,
+without which Excel does not read them as UTF-8. Numbers stay numbers: a minus sign followed by
+digits only is harmless.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ PLAIN, EXCEL = "plain", "excel"
 """Values of csv_variant in session.json."""
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""The full-width forms count where the spreadsheet runs in an East Asian locale (OWASP)."""
+"""Full-width forms count where the spreadsheet runs in an East Asian locale (OWASP)."""
 
 FIELD_ENDS = (";", "\t", "|", "\r", "\n", "\u061b")
-"""In addition to the comma, which quotes take care of: list separators of locales and imports (the
-last is the Arabic semicolon), and line ends."""
+"""Field ends other than the comma, which quotes protect: list separators of locales and imports
+(the last is the Arabic semicolon), and line ends."""
 
 _GUARD = "'"
 _STARTS, _ENDS = re.escape("".join(FORMULA_STARTS)), re.escape("".join(FIELD_ENDS))
-# a quote that begins a field may be followed by one that ends it, and by what then begins it
+# a quote that opens a field may be followed by one that closes it and by the start of the next
 _DANGEROUS = re.compile(f'^(?=[{_STARTS}{_GUARD}])|(?<=[{_ENDS}])(?=[{_STARTS}{_GUARD}"])')
 _GUARDED = re.compile(f"(?:^|(?<=[{_ENDS}])){_GUARD}")
 _NUMBER = re.compile(r"[+-]?[0-9][0-9.]*(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def encoding(variant: str) -> str:
-    """Python's name for the encoding of a variant's files."""
+    """Python's encoding name for a variant's files."""
     return "utf-8-sig" if variant == EXCEL else "utf-8"
 
 
 def guard(cells: Sequence[Any]) -> list[Any]:
-    """Cells with an apostrophe put where a spreadsheet could take a text for a formula; numbers
-    stay."""
+    """Cells with an apostrophe wherever a spreadsheet could see a formula; numbers are
+    unchanged."""
     return [
         _DANGEROUS.sub(_GUARD, cell)
         if isinstance(cell, str) and not _NUMBER.fullmatch(cell)
@@ -65,7 +65,7 @@ def guard(cells: Sequence[Any]) -> list[Any]:
 
 
 def unguard(cells: Sequence[str]) -> list[str]:
-    """Take the apostrophes of `guard` off again."""
+    """Remove the apostrophes of `guard`."""
     return [_GUARDED.sub("", cell) for cell in cells]
 
 
@@ -96,7 +96,7 @@ def _escape(char: str) -> str:
 
 REMEDY = "Export the trace again."
 PAD = b"0" * 16
-"""In front of the bytes of a block, so that whole words may be read that end with a field."""
+"""Prepended to the bytes of a block, so that whole words that end with a field can be read."""
 _CHUNK = 1 << 19
 _LONGEST_FIELD = 1 << 17
 _LONGEST_ROW = 1 << 23
@@ -112,7 +112,8 @@ class FieldBlock:
     """
 
     def __init__(self, name: str, data: bytes, line: int, n_columns: int, seps: np.ndarray) -> None:
-        """line: number of the first. seps: commas and line ends that end a field, int64."""
+        """line: number of the first line. seps: offsets of commas and line ends that end a field,
+        int64."""
         self.name, self.data, self._line = name, data, line
         self.bytes = np.frombuffer(data, np.uint8)
         self._doubled: set[int] = set()
@@ -142,7 +143,7 @@ class FieldBlock:
         return np.ndarray((len(self.data) - 7,), _WORD, buffer=self.data, strides=(1,))
 
     def cells(self, column: int, rows: Sequence[int] | np.ndarray | None = None) -> list[bytes]:
-        """The fields of a column as bytes, in all rows or in the given ones."""
+        """The fields of a column as bytes, for all rows or the given ones."""
         starts, ends = self.starts[column], self.ends[column]
         if rows is not None:
             starts, ends = starts[rows], ends[rows]
@@ -155,12 +156,12 @@ class FieldBlock:
         return found
 
     def are_short(self, column: int) -> np.ndarray:
-        """Which fields of a column have at most 16 bytes, bool [rows]."""
+        """Whether each field of a column has at most 16 bytes, bool [rows]."""
         return self.ends[column] - self.starts[column] <= 2 * _WORD.itemsize
 
     def short_texts(self, column: int) -> np.ndarray:
-        """Numbers that are equal where short fields are and only there, [3, rows]: the length,
-        and the last 16 bytes as two words."""
+        """Numbers [3, rows] that are equal exactly where short fields are equal: the length, and
+        the last 16 bytes as two words."""
         starts, ends = self.starts[column], self.ends[column]
         lengths = ends - starts
         found = [lengths.astype(np.uint64)]
@@ -176,11 +177,11 @@ class FieldBlock:
         return self._line + self.data.count(b"\n", len(PAD), int(self._row_ends[row]))
 
     def error(self, row: int, what: str) -> TraceFileError:
-        """An error that names file and line."""
+        """An error naming file and line."""
         return TraceFileError(f"{self.name} line {self.line(row)}: {what}.", REMEDY)
 
     def _rows(self, seps: np.ndarray, n_columns: int) -> np.ndarray:
-        """The separators by row, [rows, columns]. Raises where a row is longer or shorter."""
+        """Separators by row, [rows, columns]. Raises where a row has too many or too few fields."""
         n_rows, rest = divmod(len(seps), n_columns)
         newlines = np.flatnonzero(self.bytes[seps] == _NEWLINE)
         if not rest and np.array_equal(newlines, np.arange(1, n_rows + 1) * n_columns - 1):
@@ -191,12 +192,14 @@ class FieldBlock:
         raise self.error(row, f"{counts[row]} fields instead of {n_columns}")
 
     def _unquote(self, starts: np.ndarray, ends: np.ndarray) -> None:
-        """Take the quotes off fields, in place. Raises where quotes are not around a field."""
+        """Strip quotes from fields, in place. Raises where quotes do not enclose a field."""
         quotes = np.flatnonzero(self.bytes == _QUOTE)
         opening, closing = quotes[0::2], quotes[1::2]
         fields = np.searchsorted(starts, opening, side="right") - 1
         begins = starts[fields] == opening
-        again = np.append(closing[:-1] + 1 == opening[1:], False)  # a quote in a field is doubled
+        again = np.append(
+            closing[:-1] + 1 == opening[1:], False
+        )  # a quote inside a field is doubled
         is_good = begins | np.insert(again[:-1], 0, False)
         is_good &= (closing + 1 == ends[fields]) | again
         if not is_good.all():
@@ -210,7 +213,7 @@ class FieldBlock:
 
 
 def read_header(file: BinaryIO, name: str, variant: str) -> list[str]:
-    """The names in the first line; the file is then after it. Raises TraceFileError."""
+    """The names in the first line; the file is then positioned after it. Raises TraceFileError."""
     line = file.readline(_LONGEST_FIELD).decode(encoding(variant))
     try:
         names = next(csv.reader([line], strict=True), [])
@@ -283,7 +286,7 @@ _TEN = np.uint64(10)
 _HUNDRED_MILLION = np.uint64(10**8)
 _MOST_DIGITS = 15
 _POWERS = 10.0 ** np.arange(23)
-"""Powers of ten that float64 holds exactly."""
+"""Powers of ten that float64 represents exactly."""
 _INTEGER_POWERS = 10 ** np.arange(17, dtype=np.int64)
 
 
@@ -309,7 +312,7 @@ def whole_numbers(block: FieldBlock, column: int, missing: int) -> np.ndarray:
 
 
 def real_numbers(block: FieldBlock, column: int) -> np.ndarray:
-    """float64 [rows], each as near as can be; an empty field is NaN. Raises NotANumberError."""
+    """float64 [rows], correctly rounded; an empty field is NaN. Raises NotANumberError."""
     starts, ends = block.starts[column], block.ends[column]
     empty = starts == ends
     if empty.all():
@@ -358,7 +361,8 @@ def _plain(cell: bytes) -> bytes:
 def _digits(
     words: np.ndarray, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Values of fields of up to 16 digits, int64, and which of them are that; none give 0."""
+    """Values of fields of up to 16 digits, int64, and which fields are such; an empty one gives
+    0."""
     lengths = ends - starts
     low, known = _eight(words, ends, np.minimum(lengths, 8))
     long = np.flatnonzero(lengths > 8)

@@ -1,8 +1,8 @@
-"""A trace as a folder of CSV files: one per table, and session.json next to them.
+r"""Export of a trace to a folder of CSV files, one per table, with session.json.
 
-UTF-8 without BOM, "\\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value
-that was not observed is an empty field. Reals have nine significant digits, which is exact for
-float32. The variant for spreadsheets differs as `engine.trace.csv_fields` says.
+UTF-8 without BOM, "\n" line ends, RFC 4180 quoting, a header row, no comment lines. A value that
+was not observed is an empty field. Reals have nine significant digits, which is exact for float32.
+The variant for spreadsheets differs as described in `engine.trace.csv_fields`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from kernels.processor import processor_name
 
 SESSION_FILE = "session.json"
 COLUMNS_FILE = "columns.csv"
-"""What each column of the other files is, for people: only an export has it."""
+"""A description of every column for readers; only exports have it."""
 FORMAT = "draftscope-trace"
 TOKEN_COLUMNS = {
     "token_hex": "bytes of the token, hexadecimal",
     "token_text": r"the same as text; \n, \t, \r, \\ and \xE4 stand for what cannot be shown",
 }
-"""Follow token_id in tokens.csv; they come from the store's pieces."""
+"""Columns after token_id in tokens.csv, from the store's pieces."""
 
 _BLOCK = 8192
 _FILES = {SESSION_FILE, COLUMNS_FILE, *(f"{name}.csv" for name in TABLES)}
 
 
 def csv_names(table: str, column: Column) -> list[str]:
-    """The names of a column in its CSV file's header row; some columns take several."""
+    """Names of a column in the CSV header; "tops" columns have several."""
     if column.kind == "tops":
         return [f"{column.name}_{rank}" for rank in range(1, N_TOP + 1)]
     if (table, column.name) == ("tokens", "token_id"):
@@ -61,9 +61,9 @@ def header(table: Table) -> list[str]:
 
 
 def check_export(folder: Path) -> None:
-    """Refuse a folder that an export could not write, before there is anything to export.
+    """Refuse a folder that an export could not write, before any work is done.
 
-    Raises TraceFileError as `check_target`, and OSError or ValueError.
+    Raises TraceFileError as `check_target` does, and OSError or ValueError.
     """
     check_target(folder)
     check_room(folder, _FILES)
@@ -88,8 +88,7 @@ def check_target(folder: Path) -> None:
 
 
 def _own_files(folder: Path) -> set[str]:
-    """What an export writes, and has written into a folder: it may have had tables that are
-    unknown here."""
+    """Files that an export writes, or once wrote into a folder, including tables unknown here."""
     more: set[str] = set()
     with suppress(OSError, ValueError, RecursionError, AttributeError):
         if {path.name for path in folder.glob("*.csv")} - _FILES:
@@ -99,8 +98,8 @@ def _own_files(folder: Path) -> set[str]:
 
 
 def recover_export(folder: Path) -> None:
-    """Bring back what an export to this folder had not finished when its process was killed: the
-    trace that was there before, or the new one. Raises OSError."""
+    """Restore the folder after an export was killed: the earlier trace or the complete new one.
+    Raises OSError."""
     recover(folder, _own_files)
 
 
@@ -114,10 +113,10 @@ def export_csv(
 ) -> None:
     """Write every table of the store to `folder`, replacing an earlier export as a whole.
 
-    excel_safe: write the variant that a spreadsheet opens without running anything. The store
-    may grow meanwhile: the rows present at the start are written. Raises TraceFileError when the
-    folder holds anything else or cannot be written, Cancelled when `cancelled` turns true; in
-    both cases nothing is left behind and an earlier export stays.
+    excel_safe: write the variant that a spreadsheet opens without evaluating anything. The store
+    may grow meanwhile: the rows present at the start are written. Raises TraceFileError if the
+    folder contains anything else or cannot be written, Cancelled when `cancelled` turns true; in
+    both cases nothing is left over and an earlier export stays.
     """
     folder = Path(folder).absolute()
     try:
@@ -130,8 +129,8 @@ def export_csv(
 
 @dataclass(frozen=True, slots=True)
 class SavedRows:
-    """How much of a trace a folder holds, by table: rows, the bytes that its file has with them,
-    and cells filled later; headers: the columns."""
+    """What a folder holds of a trace, by table: rows, the file size with them, and cells filled
+    later; headers: the columns."""
 
     rows: dict[str, int]
     sizes: dict[str, int]
@@ -139,7 +138,7 @@ class SavedRows:
     headers: dict[str, list[str]]
 
     def can_go_on(self, store: TraceStore, folder: Path) -> bool:
-        """Whether what is there is as in the store, so that only new rows are missing."""
+        """Whether the saved rows equal the store's, so that only new rows need to be appended."""
         try:
             there = all(
                 (folder / f"{name}.csv").stat().st_size >= size for name, size in self.sizes.items()
@@ -164,12 +163,12 @@ def append_csv(
     progress: ReportProgress | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> SavedRows:
-    """Bring a folder that holds `saved` of the store up to date, None = nothing: then, and where
-    rows of then have changed, the whole is written. Returns what it holds.
+    """Update a folder that holds `saved` of the store (None = nothing) and return what it then
+    holds. If saved rows have changed, everything is written again.
 
-    New rows are put after the others, and count as soon as session.json says how many bytes of
-    each file do: so a crash at any moment leaves the trace of now or of then. The store may grow
-    meanwhile. Raises what export_csv does; what was saved is left as it was.
+    New rows are appended, and count once session.json states the new file sizes, so a crash at any
+    moment leaves the old or the new trace. The store may grow meanwhile. Raises like export_csv;
+    saved data stays as it was.
     """
     folder = Path(folder).absolute()
     filled = {name: table.n_filled for name, table in store.tables.items()}
@@ -216,10 +215,10 @@ def _write_tables(
     rows: dict[str, int],
     sizes: dict[str, int],
 ) -> dict[str, Any]:
-    """Write rows of every table, those after the saved ones, and note in rows and sizes how many
-    there are then, and bytes; returns the content of session.json."""
+    """Write the rows after the saved ones of every table, and update rows and sizes (bytes);
+    returns the content of session.json."""
     rows |= {name: len(table) for name, table in store.tables.items()}
-    pieces = dict(store.pieces)  # after the counts: it knows every token of those rows
+    pieces = dict(store.pieces)  # after the counts, so that every token of those rows is included
     session = _session(store, rows, pieces) | {"csv_variant": variant}
     firsts = saved.rows if saved else dict.fromkeys(rows, 0)
     total = sum(rows.values()) - sum(firsts.values())
@@ -233,7 +232,7 @@ def _write_tables(
             newline="",
         ) as file:
             writer = csv.writer(file, lineterminator="\n")
-            if saved:  # what an earlier attempt has left after them goes
+            if saved:  # drop the remains of an interrupted attempt
                 file.seek(saved.sizes[name])
                 file.truncate()
             else:
@@ -266,7 +265,7 @@ def _write_columns(store: TraceStore, path: Path, variant: str) -> None:
 
 
 def write_session(path: Path, session: dict[str, Any]) -> None:
-    """Write what describes a trace: session.json."""
+    """Write session.json, which describes a trace."""
     text = json.dumps(session, ensure_ascii=False, indent=1) + "\n"
     path.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")
 
@@ -301,13 +300,13 @@ def _numbers(values: np.ndarray) -> list[Any]:
         return numbers
     if np.isnan(values).all():
         return [""] * n
-    # one formatting call for the block: three times as fast as one call per number
+    # one formatting call per block is three times as fast as one per number
     joined = ("%.9g," * n)[:-1] % tuple(values.tolist())
     return joined.replace("nan", "").split(",")
 
 
 def _texts(codes: np.ndarray, pool: TextPool) -> list[str]:
-    # the csv module leaves a lone carriage return unquoted, and a reader would end the row there
+    # the csv module does not quote a lone carriage return, and a reader would end the row there
     texts = {
         code: pool.text(code).replace("\r\n", "\n").replace("\r", "\n")
         for code in np.unique(codes).tolist()

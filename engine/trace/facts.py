@@ -1,7 +1,7 @@
-"""Facts of a run: what its trace keeps of it next to the rows, each with its type.
+"""Facts of a run: what a trace stores about it next to its rows, as typed records.
 
-They stay the JSON object of session.json, which `RunFacts` reads and writes, so that what this
-program does not know is kept. `problems` says what is wrong in a file; such a fact is missing.
+They remain the JSON object of session.json, which `RunFacts` reads and writes, so that unknown keys
+are kept. `problems` reports what is wrong in a file; such a fact counts as missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Share = Annotated[float, Meta(ge=0)]
 
 
 class SourceFacts(Struct, frozen=True, omit_defaults=True):
-    """Where a run comes from. source: the engine that made it, unnamed in early own ones. record:
-    the file, and whose records it has. server: its address, and what its log says of its start."""
+    """The source of a run. source: the engine, empty for this program. record: the file and its
+    kind. server: its address, and what its log says about its start."""
 
     engine: str | None = None
     version: str = ""
@@ -40,8 +40,8 @@ class SourceFacts(Struct, frozen=True, omit_defaults=True):
 
 class FidelityFacts(Struct, frozen=True):
     """Means over n_tokens positions: nmse and kl (nats) of the logits against f32, as in
-    engine.compare.divergence; top1 is the share of positions with the same most probable token;
-    max_abs: the largest difference of any logit. None is not finite."""
+    engine.compare.divergence; top1: share of positions with the same most probable token; max_abs:
+    the largest difference of any logit. None = not finite."""
 
     compute: str
     n_tokens: Count
@@ -52,9 +52,9 @@ class FidelityFacts(Struct, frozen=True):
 
 
 class GateFacts(Struct, frozen=True):
-    """Which check of a llama.cpp build a lane is, and its outcome; see
-    engine.compare.rollback_check. settings: options that are not the defaults; before: the outcome
-    in the baseline, empty without one."""
+    """The llama.cpp check that a lane belongs to, and its outcome (engine.compare.rollback_check).
+    settings: options other than the defaults; before: the outcome in the baseline, empty without
+    one."""
 
     scenario: str
     policy: str
@@ -66,7 +66,7 @@ class GateFacts(Struct, frozen=True):
 
 
 class PositionRates(Struct, frozen=True):
-    """Shares of drafted tokens that were accepted, by position in the draft."""
+    """Acceptance rates of drafted tokens by position in the draft."""
 
     OTHERS: ClassVar[Any] = list[float | None]
     unconditional: list[float | None]
@@ -75,7 +75,7 @@ class PositionRates(Struct, frozen=True):
 
 
 class ToldFigures(Struct, frozen=True):
-    """Figures by name as engine.trace.timings.summary has them; all others are numbers."""
+    """Figures by the names of engine.trace.timings.summary; all others are numbers."""
 
     OTHERS: ClassVar[Any] = float | None
     acceptance_histogram: list[Size] | None = None
@@ -86,7 +86,7 @@ class ToldFigures(Struct, frozen=True):
 
 
 class ToldTimings(Struct, frozen=True):
-    """Counters of a server for one sequence."""
+    """A server's counters for one sequence."""
 
     OTHERS: ClassVar[Any] = Share
     cache_n: Share
@@ -103,9 +103,8 @@ Timings = Annotated[dict[str, Any], Meta(extra={"form": ToldTimings})]
 
 
 class RequestFacts(Struct, frozen=True):
-    """A request to another engine: what was sent, and what came of it. settings: as sent,
-    generation_settings: as the server took them. text: the reply's, where its tokens do not tell
-    it."""
+    """A request to another engine and its outcome. settings: as sent; generation_settings: as the
+    server applied them. text: of the reply, if its tokens do not give it."""
 
     seq_ids: list[Count] = []
     told: Told = {}
@@ -122,7 +121,7 @@ class RequestFacts(Struct, frozen=True):
 
 
 class TurnFacts(Struct, frozen=True):
-    """A turn of a conversation, see engine.conversation.turns.Turn."""
+    """A turn of a conversation (engine.conversation.turns.Turn)."""
 
     conversation: Count
     number: Count
@@ -136,9 +135,9 @@ class TurnFacts(Struct, frozen=True):
 
 
 class ForkOrigin(Struct, frozen=True):
-    """Which run of its trace a run goes on from, and where, see engine.fork. rebuilt: how its state
-    was. token: that took the place of the newest one of sequence seq_id.
-    n_kept: tokens of seq_id that stay of the round before, None = all."""
+    """The run that a fork continues, and where (engine.fork). rebuilt: how its state was rebuilt.
+    token: replaces the newest token of sequence seq_id. n_kept: tokens of seq_id kept from the
+    round before, None = all."""
 
     parent: Count
     round: Count
@@ -157,7 +156,7 @@ class WrongRow(Struct, frozen=True):
 
 
 class CheckedBatch(Struct, frozen=True):
-    """A text decoded afresh in other batches; first: the first row beyond the ceiling."""
+    """A text decoded again in other batches; first: the first row above the ceiling."""
 
     seq_id: Count
     rows: Count
@@ -168,7 +167,7 @@ class CheckedBatch(Struct, frozen=True):
 
 
 class NoiseCheckFacts(Struct, frozen=True):
-    """The ceiling of a noise lane, see engine.compare.lanes."""
+    """The ceiling of a noise lane (engine.compare.lanes)."""
 
     ceiling: Share
     share: Share
@@ -176,7 +175,7 @@ class NoiseCheckFacts(Struct, frozen=True):
 
 
 class CopyFacts(Struct, frozen=True):
-    """A pass of a copied sequence, see engine.compare.policy_lane.ForkLane."""
+    """A pass of a copied sequence (engine.compare.policy_lane.ForkLane)."""
 
     round: Count
     seq_id: Count
@@ -194,8 +193,8 @@ class CopyFacts(Struct, frozen=True):
 
 
 class ForkFacts(Struct, frozen=True):
-    """Where a free lane left the reference: whether its token follows from its logits, and from
-    the reference's logits in its compute mode."""
+    """Where a free-running lane left the reference: whether its token follows from its own logits,
+    and from the reference's logits in its compute mode."""
 
     seq_id: int
     pos: int = 0
@@ -204,7 +203,7 @@ class ForkFacts(Struct, frozen=True):
 
 
 class LogitRowFacts(Struct, frozen=True):
-    """The first wrong row of logits of a sequence, and the row that it is of."""
+    """The first wrong logits row of a sequence, and the row that it equals."""
 
     round: int
     seq_id: int
@@ -213,7 +212,7 @@ class LogitRowFacts(Struct, frozen=True):
 
 
 class StateOriginFacts(Struct, frozen=True):
-    """What explains a wrong state, see engine.compare.state_origin."""
+    """The explanation of a wrong state (engine.compare.state_origin)."""
 
     round: int
     seq_id: int
@@ -229,8 +228,8 @@ class StateOriginFacts(Struct, frozen=True):
 
 
 class BadRowFacts(Struct, frozen=True):
-    """A row of logits that ended a sequence. what, where: of one that was not finite, see
-    engine.decode.failure; why: a grammar had no token for it, see engine.decode.acceptance."""
+    """A logits row that ended a sequence. what, where: if it was not finite
+    (engine.decode.failure); why: if the grammar allowed no token (engine.decode.acceptance)."""
 
     round: int
     seq_id: int
@@ -241,7 +240,7 @@ class BadRowFacts(Struct, frozen=True):
 
 
 class FileChangeFacts(Struct, frozen=True):
-    """What has become of a model file, see engine.gguf.part_file."""
+    """A change of a model file (engine.gguf.part_file)."""
 
     file: str = ""
     change: str = ""
@@ -252,11 +251,11 @@ class FileChangeFacts(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sequence of a run, or a whole run (seq_id None), in which a rule's condition holds.
+    """A sequence of a run, or a whole run (seq_id None), to which a rule applies.
 
-    round: the first offending one, None if it is the run as a whole. message: one sentence.
-    evidence: the numbers after it. suggestion: in place of the rule's. The rest says which rule and
-    run, as a row of the findings table does: engine.analysis.findings.check writes it.
+    round: the first offending one, None for the run as a whole. message: one sentence. evidence:
+    the its numbers. suggestion: replaces the rule's. The other fields name rule and run as in
+    the findings table; engine.analysis.findings.check sets them.
     """
 
     message: str = ""
@@ -270,7 +269,7 @@ class Finding:
 
 
 class HeldFacts(Struct, frozen=True):
-    """What memory held of a sequence when its run failed; drafters: tokens in theirs."""
+    """Memory contents of a sequence when its run failed; drafters: tokens in theirs."""
 
     seq_id: int
     n_tokens: int
@@ -285,7 +284,7 @@ class HeldFacts(Struct, frozen=True):
 
 
 class FailureFacts(Struct, frozen=True):
-    """The error that ended a run, see engine.decode.failure."""
+    """The error that ended a run (engine.decode.failure)."""
 
     type: str
     message: str
@@ -296,12 +295,12 @@ class FailureFacts(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ChangedToken:
-    """A token that the request's sampler cannot have chosen by our logits, even with noise.
+    """A token that the request's sampler cannot have chosen from our logits, even with noise.
 
-    best_id: the most probable token there; best_p, p, rank: of it and of the one that was emitted.
-    gap: the best logit minus that of the emitted token; top2_gap: minus the second best. short: by
-    how much better tokens' logits would have to be smaller, infinite (in a file: None) for one that
-    was forbidden.
+    best_id: the most probable token there; best_p: its probability; p, rank: of the emitted token.
+    gap: best logit minus the emitted token's; top2_gap: minus the second best. short: how much
+    smaller the logits of better tokens would have to be, infinite (None in a file) if it was
+    forbidden.
     """
 
     round: Count
@@ -381,11 +380,10 @@ class RunNotes(Struct, frozen=True):
 
 
 class RunFacts(dict[str, Any]):
-    """The facts of one run. None: not known; of a list, entries that cannot be read are left out.
+    """The facts of one run. None: unknown; list entries that cannot be read are left out.
 
-    `stops` comes last, when all rows and figures are in place. options: as recorded and not
-    checked, since what ran may not be allowed any more; those that a trace lacks have their
-    defaults.
+    `stops` is set last, when all rows and figures are in place. options: as recorded, without
+    checks, because they may no longer be allowed; missing ones have their defaults.
     """
 
     source: SourceFacts | None
@@ -455,16 +453,16 @@ class RunFacts(dict[str, Any]):
     unknown_keys: Lenient[list[str] | None]
 
     def pick(self, *names: str) -> dict[str, Any]:
-        """These facts as they are in JSON; None for one that is not there."""
+        """These facts as JSON values; None for missing ones."""
         return {name: self.get(name) for name in names}
 
     def add_to(self, name: str, *entries: Mapping[str, Any]) -> None:
-        """Add entries to a fact that is a list, which may not be there yet."""
+        """Append entries to a list fact, which may not exist yet."""
         self.setdefault(name, []).extend(entries)
 
 
 class _Fact:
-    """An attribute of RunFacts: reads and writes one key of it."""
+    """An attribute of RunFacts that reads and writes one key."""
 
     def __init__(self, name: str, hint: Any) -> None:
         self._name, self._hint = name, hint
@@ -485,14 +483,14 @@ for _name, _hint in _HINTS.items():
 
 
 def recorded_options(value: Any) -> RunOptions | None:
-    """Options as a file has them, not checked; those that are missing or cannot be read have their
-    defaults. None for anything but an object."""
+    """Options from a file, without checks; missing or unreadable ones have their defaults. None if
+    the value is not an object."""
     options: RunOptions | None = read_or(RunOptions, value, None)
     return options
 
 
 def problems(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """For whatever is wrong in the facts of a run, its place inside and what is wrong."""
+    """The problems in a run's facts: the place inside and what is wrong."""
     for name, value in facts.items():
         if name in _HINTS and value is not None:
             hint = _HINTS[name]

@@ -1,13 +1,13 @@
-"""Runs as a trace of Perfetto, written by its package (the extra `perfetto`): a process per run, a
-track per sequence with its rounds, one below it for each phase, counters, and a flow from each
-draft to its verdict.
+"""Perfetto export, through its package (the extra `perfetto`): a process per run, a track per
+sequence with its rounds, a sub-track per phase, counters, and a flow from each draft to its
+verdict.
 
-A row of `rounds` says when its round ended and how long each phase took for its sequence; it does
-not say when a phase began. So phases are laid one after another in the order of a round, the last
-one ending with the round, and a round is as long as its phases, or `total_ms` where those are not
-known. Of sequences side by side each has its share of a phase. A round that would begin before the
-end of the one before it begins there; its columns are in its arguments, unchanged. Rows of which no
-time is known have no place, and are left out.
+A row of `rounds` gives the end of its round and the duration of each phase for its sequence, but
+not when a phase began. So phases are placed one after another in the order of a round, the last one
+ending with the round; a round is as long as its phases, or `total_ms` if those are unknown.
+Sequences decoded together each have their share of a phase. A round that would begin before the end
+of the previous one begins there; its columns are in its arguments, unchanged. Rows without times
+are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SEQUENCE_ID = 1
 _CLEARED = 1
 """TracePacket.SEQ_INCREMENTAL_STATE_CLEARED."""
 _IN_USE = ("live", "fresh", "carried", "pending")
-"""Of a snapshot plane: it holds a state that may be read."""
+"""State of a snapshot plane that may be read."""
 _COUNTERS = {
     "rollback depth": ("rollback_depth", "tokens"),
     "kv cells": ("kv_cells_used", "cells"),
@@ -38,7 +38,7 @@ _COUNTERS = {
 
 
 def new_builder() -> Any:
-    """What the package builds a trace with. Raises OptionError where it is not installed."""
+    """The package's trace builder. Raises OptionError if it is not installed."""
     try:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError as error:
@@ -50,10 +50,10 @@ def new_builder() -> Any:
 
 
 def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
-    """Write the file, in place of an earlier one; how many events it has.
+    """Write the file, replacing an earlier one; returns the number of events.
 
-    Raises OptionError without the package perfetto and where the system does not let us write,
-    TraceFileError where no round has a time.
+    Raises OptionError without the package perfetto or write access, TraceFileError if no round has
+    a time.
     """
     events = _Events(new_builder())
     for run in runs:
@@ -69,14 +69,14 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
 
 
 class _Events:
-    """Packets of a trace: tracks, numbered from 1, and what happens on them."""
+    """Packets of a trace: tracks, numbered from 1, and their events."""
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
         self._n_tracks = self.n_timed = self.n_flows = 0
 
     def in_order(self) -> bytes:
-        """The trace, its packets by time."""
+        """The serialised trace, packets sorted by time."""
         packets = self._builder.trace.packet
         packets.sort(key=lambda one: one.timestamp)
         next(one for one in packets if one.HasField("timestamp")).sequence_flags = _CLEARED
@@ -100,7 +100,7 @@ class _Events:
         begins: Sequence[int] = (),
         ends: Sequence[int] = (),
     ) -> None:
-        """begins, ends: flows that go on from here, and those that end here."""
+        """Add a slice. begins, ends: flows that start here, and flows that end here."""
         event = self._event(track, start_ns)
         event.type, event.name = event.TYPE_SLICE_BEGIN, name
         event.flow_ids.extend(begins)
@@ -149,7 +149,7 @@ def _add_run(events: _Events, run: RunRef) -> None:
 
 
 def _rows(table: RunColumns, rows: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Rows as Python values, without what was not observed."""
+    """Rows as Python values, without unobserved ones."""
     columns = {}
     for column in TABLES["rounds"]:
         if column.kind == "text":
@@ -212,7 +212,7 @@ class _Sequence:
                 self._events.count(self._counter("acceptance", "rate"), end, accepted / drafted)
 
     def _add_round(self, row: Mapping[str, Any], end: int, before: int) -> None:
-        """end, before: of this round and of the one before it, ns."""
+        """Add one round. end, before: end times of this round and of the previous one, ns."""
         phases = {one: round(row[f"{one}_ms"] * 1e6) for one in _ORDER if row.get(f"{one}_ms")}
         length = sum(phases.values()) or round(row.get("total_ms", 0.0) * 1e6)
         start = max(end - length, before)

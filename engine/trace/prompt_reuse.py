@@ -1,7 +1,7 @@
-"""What a prompt found in memory: what of it was used again, what was processed, and why.
+"""Prompt reuse: how much of a prompt was reused from memory, what was processed, and why.
 
-The engine notes one record for each sequence of a run with a prompt cache, in the run's fact
-`prompt_reuse`; rules and views read it there.
+The engine notes one record per sequence of a run with a prompt cache in the fact `prompt_reuse`;
+rules and views read it there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.foreign import Count, Size
 
 
 class ReuseSource(StrEnum):
-    """Where what was used again came from."""
+    """What reused tokens came from."""
 
     NOTHING = "nothing"
     LIVE = "live"
@@ -44,7 +44,7 @@ class WhyProcessed(StrEnum):
 
     @property
     def is_again(self) -> bool:
-        """Whether memory had held this text already."""
+        """Whether memory had held this text before."""
         return self not in (WhyProcessed.FIRST, WhyProcessed.NEW, WhyProcessed.DIFFERS)
 
 
@@ -74,8 +74,8 @@ class ProcessedPart:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A context checkpoint. n_tokens: those it is kept for; state_tokens: those that the state
-    held when it was copied."""
+    """A context checkpoint. n_tokens: tokens it is kept for; state_tokens: tokens in the state when
+    it was copied."""
 
     n_tokens: Count
     state_tokens: Count
@@ -84,16 +84,16 @@ class SavedCheckpoint:
 
 @dataclass(slots=True)
 class PromptReuseRecord:
-    """One prompt, counted in tokens.
+    """Reuse of one prompt, in tokens.
 
-    slot: the sequence in memory. n_held: tokens that the slot held, n_common of them the prompt's
-    first ones. n_reused: those that needed no processing. depth: tokens to undo for all that is
-    common, valid_depth: how many the snapshots could undo (None without recurrent states).
-    checkpoint: tokens of the context checkpoint restored. state_tokens, cell_tokens: what
-    recurrent state and attention cells held when the prompt went on. drafters: tokens that drafters
-    with a memory held then. created, evicted, erased: context checkpoints saved for this prompt,
-    dropped for lack of room, and dropped for describing another text; usable: those of the erased
-    that did not. held: tokens and bytes of those that were there at its end.
+    slot: the sequence in memory. n_held: tokens in the slot; n_common: length of their common
+    prefix with the prompt. n_reused: tokens that needed no processing. depth: tokens to undo to
+    reach the common prefix; valid_depth: how many the snapshots could undo (None without recurrent
+    states). checkpoint: tokens of the context checkpoint restored. state_tokens, cell_tokens:
+    tokens in recurrent state and attention cells when the prompt continued. drafters: tokens in
+    stateful drafters then. created, evicted, erased: context checkpoints saved for this prompt,
+    evicted for lack of room, and erased because they describe another text; usable: erased ones
+    that did not. held: tokens and bytes of those present at its end.
     """
 
     seq_id: Count
@@ -122,13 +122,13 @@ class PromptReuseRecord:
         return sum(part.stop - part.start for part in self.parts if part.why.is_again)
 
     def note(self, facts: dict[str, Any]) -> None:
-        """Put the record into the facts of its run, in place of an earlier state of it."""
+        """Store the record in the facts of its run, replacing an earlier state of it."""
         others = [one for one in facts.get("prompt_reuse", ()) if one["seq_id"] != self.seq_id]
         facts["prompt_reuse"] = [*others, asdict(self)]
 
 
 def reused_text(record: PromptReuseRecord) -> str:
-    """What was used again and where it came from, as one sentence without its full stop."""
+    """What was reused and its source, as one sentence without its full stop."""
     n = record.n_reused
     tokens = f"{n:,} of {record.n_prompt:,} tokens reused"
     return {

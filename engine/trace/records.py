@@ -1,8 +1,8 @@
-"""The schema of the trace: one table per grain, one column per fact, which columns.txt lists.
+"""The schema of the trace: one table per grain, one column per fact, listed in columns.txt.
 
-The same names are the header rows of the CSV files. Names follow vLLM and AIPerf where they
-have one. A value that was not observed is stored as MISSING (integers) or NaN (reals) and is
-an empty field in CSV, never 0. Times are milliseconds, sizes are bytes.
+The same names are the header rows of the CSV files. Names follow vLLM and AIPerf where they have
+one. A value that was not observed is stored as MISSING (integers) or NaN (reals) and is an empty
+field in CSV, never 0. Times are milliseconds, sizes are bytes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from engine.foreign import COUNT, LARGEST, LONGEST_DRAFT, LONGEST_MS
 
 REFERENCE, NOISE, PEER, POLICY = "reference", "noise", "peer", "policy"
 PEER_NOISE = "peer noise"
-"""Lanes that a peer lane is judged by."""
+"""Lanes that a peer lane is compared with."""
 
 SCHEMA_VERSION = 4
-"""Raised where a column changes its meaning."""
+"""Incremented when the meaning of a column changes."""
 READ_VERSIONS = (3, SCHEMA_VERSION)
-"""Traces of other versions are not read. In version 3 every token has an id."""
+"""Other versions are not read. In version 3 every token has an id."""
 SCHEMA_MINOR = 5
-"""Raised where tables or columns join, which name it in `since`; it goes on from version to
-version. Older traces open with those empty, and in newer ones what this program does not know is
-kept and written back."""
+"""Incremented when tables or columns are added (`since`), across versions. In older traces those
+are empty; unknown columns of newer ones are kept and written back."""
 MISSING = int(np.iinfo(np.int32).min)
 ColumnState = Literal["observed", "derived", "absent"]
 COLUMN_STATES: tuple[str, ...] = get_args(ColumnState)
-"""What a run may say of a column in its fact `columns`: read off the engine, computed from other
-observations, or unknown to this source."""
+"""What a run may state about a column in its fact `columns`: read off the engine, computed from
+other observations, or unknown to this source."""
 
 TOKEN_KINDS = (
     "prompt",
@@ -50,7 +49,7 @@ TOKEN_KINDS = (
     "side",
 )
 EMITTED_KINDS = ("target", "accepted", "replacement", "bonus", "unknown")
-"""unknown: emitted, by another engine that did not tell in what part of which round."""
+"""unknown: emitted by another engine that does not report which part of a round it came from."""
 GHOST_KINDS = ("rejected", "ignored", "side")
 SLOT_STATES = ("free", "live", "fresh", "carried", "stale", "pending")
 ROLLBACK_PATHS = ("none", "seq_rm", "restore", "restore_depth", "refused")
@@ -61,10 +60,10 @@ SEVERITIES = ("info", "warning", "error")
 class Column:
     """One column. kind: "int" (int64), "real" (float64), "text" (interned code), "tops".
 
-    A "tops" column holds [n, N_TOP] float32 or int32 and becomes N_TOP columns in CSV,
-    `<name>_1` … `<name>_N`. A trace that is read has to keep to the rest: least, most: numbers
-    that are observed, NaN left out. required: no row without a value. choices: texts, where not
-    any will do. since: minor version of the schema that the column came with.
+    A "tops" column holds [n, N_TOP] float32 or int32 and becomes N_TOP columns in CSV, `<name>_1` …
+    `<name>_N`. The rest are checks for traces that are read: least, most: limits of observed
+    numbers. required: every row has a value. choices: the allowed texts, if limited. since: minor
+    version of the schema that added the column.
     """
 
     name: str
@@ -78,7 +77,7 @@ class Column:
 
     @property
     def unit(self) -> str:
-        """ms, bytes or tokens, by the ending of the name; empty for numbers without one."""
+        """ms, bytes or tokens, from the suffix of the name; empty for plain numbers."""
         endings = {"_ms": "ms", "_bytes": "bytes", "_tokens": "tokens"}
         return next((unit for end, unit in endings.items() if self.name.endswith(end)), "")
 
@@ -99,7 +98,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "flag": {"kind": "int", "least": 0, "most": 1},
     "bytes": {"kind": "int", "least": 0, "most": LARGEST},
     "ms": {"kind": "real", "least": 0.0, "most": LONGEST_MS},
-    # sums of float32 end a little next to 1
+    # float32 sums can end slightly above 1
     "probability": {"kind": "real", "least": 0.0, "most": 1.001},
     "real": {"kind": "real"},
     "text": {"kind": "text"},
@@ -119,10 +118,10 @@ _HELD = re.compile(
 
 
 def _tables() -> Iterator[tuple[str, tuple[Column, ...]]]:
-    """The tables of columns.txt: after `[table]` a line for each column with its name, what it
-    holds, and what it means.
+    """The tables of columns.txt: after `[table]`, one line per column with its name, its kind, and
+    its meaning.
 
-    What it holds is one of _KINDS; `from N`, the least number, or `signed`; `required`; `since N`.
+    The kind is one of _KINDS, then `from N`, the least number, or `signed`; `required`; `since N`.
     """
     text = Path(__file__).with_name("columns.txt").read_text(encoding="utf-8")
     for table in text.split("\n\n"):

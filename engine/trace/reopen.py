@@ -1,7 +1,7 @@
-"""An exported trace read back into the tables it came from.
+"""Reopening of an exported trace.
 
-The folder may come from anyone: types, ranges, order and lengths are checked here, so that views
-may believe what a store holds. `engine.trace.records` says what each column has to keep to.
+The folder is untrusted: types, ranges, order and lengths are checked here, so that views can rely
+on the store. `engine.trace.records` lists the checks of each column.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from engine.trace.store import Table, TraceStore
 _MOST_COLUMNS = 1000
 _MOST_NAMES = 1000
 _NAMES = frozenset(("drafter", "accept_rule", "stop_kind", "purpose", "lane", "rule"))
-"""Text columns that name one of a few things: views do something for each of them."""
+"""Text columns with a fixed set of names, each of which views handle."""
 _FEW = 16
-"""Texts of a column that are looked for in all its rows at once."""
+"""Up to this many distinct texts of a column are searched for in all its rows at once."""
 
 
 def find_trace(path: Path) -> Path | None:
-    """The folder of the exported trace that a path means: the folder itself or a file in it."""
+    """The folder of the exported trace that a path refers to: the folder itself or a file in it."""
     folder = path if path.is_dir() else path.parent
     named = path.is_dir() or (path.is_file() and (path.name == SESSION_FILE or path.stem in TABLES))
     return folder if named and (folder / SESSION_FILE).is_file() else None
@@ -86,7 +86,7 @@ def open_trace(
 
 
 def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> Iterator[None]:
-    """Read one file; it yields after each block of rows."""
+    """Read one file; yields after each block of rows."""
     if not path.exists():
         raise TraceFileError(f"{path} is missing.", REMEDY)
     with opened_file(path, TraceFileError) as file:
@@ -100,7 +100,7 @@ def _fill(store: TraceStore, table: Table, path: Path, session: SessionFile) -> 
 
 
 class _FileRows:
-    """The rows of one file on their way into a table."""
+    """The rows of one file while they are added to a table."""
 
     def __init__(
         self, store: TraceStore, table: Table, names: list[str], path: Path, session: SessionFile
@@ -115,7 +115,7 @@ class _FileRows:
         self._keep_others(names, session.about.get(table.name, {}))
 
     def _present(self, columns: Sequence[Column], minor: int) -> list[Column]:
-        """The columns that the file has. Raises where it lacks one that it should have."""
+        """Columns present in the file. Raises if a required one is missing."""
         present = []
         for column in columns:
             missing = [name for name in csv_names(self._table.name, column) if name not in self._at]
@@ -128,7 +128,7 @@ class _FileRows:
         return present
 
     def _keep_others(self, names: list[str], about: dict[str, str]) -> None:
-        """Make room for columns that the schema does not know."""
+        """Add columns that the schema does not know."""
         known = {name for c in self._columns for name in csv_names(self._table.name, c)}
         others = [name for name in names if name not in known]
         taken = {column.name for column in self._table.columns}
@@ -205,7 +205,7 @@ class _FileRows:
     def _learn(
         self, block: FieldBlock, column: Column, known: dict[bytes, int], row: int, cell: bytes
     ) -> None:
-        """Check a text that is seen for the first time, and give it a code."""
+        """Check a text on first sight and assign a code."""
         text = cell.decode()
         if self._guarded:
             (text,) = unguard([text])
@@ -227,7 +227,7 @@ class _FileRows:
             self._check_pieces(block, values["token_id"])
 
     def _check_order(self, block: FieldBlock, runs: np.ndarray, rounds: np.ndarray) -> None:
-        """Raise unless the rounds of each run rise from row to row, across blocks too."""
+        """Raise unless each run's rounds rise from row to row, across blocks too."""
         order = np.argsort(runs, kind="stable")
         runs, rounds = runs[order], rounds[order]
         first = np.diff(runs, prepend=-1) != 0
@@ -241,7 +241,7 @@ class _FileRows:
         self._last_rounds[runs[last]] = rounds[last]
 
     def _check_pieces(self, block: FieldBlock, ids: np.ndarray) -> None:
-        """The bytes of a token are those that session.json gives, in every row."""
+        """Check that a token's bytes equal those in session.json in every row."""
         at, pieces = self._at["token_hex"], self._store.pieces
         tokens, rows, which = np.unique(ids, return_index=True, return_inverse=True)
         wanted = [pieces.get(token, b"").hex().encode() for token in tokens.tolist()]

@@ -1,10 +1,10 @@
-"""Replaces a folder by a new one as a whole: a crash at any moment leaves a complete one after.
+"""Atomic replacement of a folder: a crash at any moment leaves a complete one.
 
-It is written next to its target as `.NAME.draftscope-PID-….part` and becomes `.new` when it is
-complete; the target becomes `.old` while the new one moves in, and then `.gone`. So at every
-moment the target itself, `.new` or `.old` is complete, and `recover` finds it: the next export to
-the same place calls it, and so does anyone who looks for what a killed process left. Nothing else
-next to a target is touched, and of what was in the target only the files of a trace are deleted.
+The new folder is written next to its target as `.NAME.draftscope-PID-….part` and becomes `.new`
+when it is complete; the target becomes `.old` while the new one moves in, and then `.gone`. So at
+every moment the target itself, `.new` or `.old` is complete, and `recover` finds it: the next
+export to the same place calls it, and so does any reader that looks for the remains of a killed
+process. Nothing else next to a target is touched, and only a trace's own files are deleted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _STAGE = re.compile(r"\.(?P<name>.+)\.draftscope-(?P<pid>\d+)-[0-9a-f]{8}\.(part
 _PART, _NEW, _OLD, _GONE = ".part", ".new", ".old", ".gone"
 
 _mine: set[str] = set()
-"""Stages that this process is at work with, without their endings."""
+"""Stages that this process is working on, without suffixes."""
 
 
 @contextmanager
 def replacing(
     folder: Path, check: Callable[[Path], None], ours: Callable[[Path], set[str]]
 ) -> Iterator[Path]:
-    """A new folder next to `folder` that takes its place when the body succeeds; otherwise nothing
-    is left of it.
+    """A new folder next to `folder` that replaces it when the body succeeds; otherwise it is
+    removed.
 
-    check: raises for a target that may not be replaced; it is asked when the new one is complete.
-    ours: names of the files in a folder that may be deleted.
+    check: raises for a target that may not be replaced; called when the new one is complete. ours:
+    names of the files in a folder that may be deleted.
     """
     folder = where_links_lead(folder)
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -68,7 +68,7 @@ def replacing(
 
 
 def where_links_lead(folder: Path) -> Path:
-    """A folder's own path: what replaces a link's folder leaves the link. Raises OSError."""
+    """The resolved path of a folder, so that links stay links. Raises OSError."""
     found = Path(os.path.realpath(folder))
     if found.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -76,8 +76,7 @@ def where_links_lead(folder: Path) -> Path:
 
 
 def check_room(folder: Path, names: Iterable[str]) -> None:
-    """Raise OSError if `replacing` could not write files of these names; nothing is left of the
-    attempt."""
+    """Raise OSError if `replacing` could not write files of these names; leaves nothing over."""
     folder = where_links_lead(folder)
     part = folder.with_name(_stem(folder) + _PART)
     made = [each for each in (part, *part.parents) if not each.exists()]
@@ -93,7 +92,7 @@ def check_room(folder: Path, names: Iterable[str]) -> None:
 
 
 def _stem(folder: Path) -> str:
-    """A stage's name without its ending."""
+    """A stage's name without its suffix."""
     return f".{folder.name}.draftscope-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
@@ -107,7 +106,7 @@ def _swap(new: Path, folder: Path, old: Path) -> None:
 
 
 def recover(folder: Path, ours: Callable[[Path], set[str]]) -> None:
-    """Bring a folder back whose replacement was killed, and take away what is left of that.
+    """Restore a folder whose replacement was killed, and remove the remains.
 
     Raises OSError.
     """
@@ -116,7 +115,7 @@ def recover(folder: Path, ours: Callable[[Path], set[str]]) -> None:
         return
     stages = [path for path in folder.parent.iterdir() if target_of(path) == folder]
     stages = [path for path in stages if not _is_at_work(path)]
-    for ending in (_NEW, _OLD):  # where both are there, the new one was about to move in
+    for ending in (_NEW, _OLD):  # if both exist, the new one was about to move in
         for stage in stages:
             if stage.suffix == ending and not folder.exists():
                 stage.rename(folder)
@@ -128,7 +127,7 @@ def recover(folder: Path, ours: Callable[[Path], set[str]]) -> None:
 
 
 def target_of(path: Path) -> Path | None:
-    """The folder whose place a stage was to take; None for any other path."""
+    """The folder that a stage was to replace; None for any other path."""
     found = _STAGE.fullmatch(path.name)
     return None if found is None else path.with_name(found["name"])
 
@@ -144,7 +143,7 @@ def _is_at_work(stage: Path) -> bool:
 
 def is_alive(pid: int) -> bool:
     """Whether a process may still run."""
-    if os.name != "posix":  # where a signal would end it
+    if os.name != "posix":  # where signal 0 would end it
         return True
     try:
         os.kill(pid, 0)
@@ -156,8 +155,8 @@ def is_alive(pid: int) -> bool:
 
 
 def _remove(old: Path, folder: Path, ours: Callable[[Path], set[str]]) -> None:
-    """Delete the files of a trace; others go into the folder that took its place, or stay where
-    they are if their name is taken there."""
+    """Delete the files of a trace; others move to the folder that replaced it, or stay if the name
+    is taken there."""
     with suppress(OSError):
         names = ours(old)
         gone = old.with_suffix(_GONE)

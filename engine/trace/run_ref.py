@@ -1,4 +1,5 @@
-"""Runs of traces: a run named by trace and number, and a trace made of some of them."""
+"""References to runs by trace and number, the columns of a run, and traces made of selected
+runs."""
 
 from __future__ import annotations
 
@@ -17,32 +18,31 @@ from engine.trace.store import TraceStore
 
 @dataclass(frozen=True, slots=True)
 class RunRef:
-    """A run together with the trace that holds it: ids count from 0 in every trace, so an id by
-    itself names one run in each of them. Two are equal for the same run of the same store."""
+    """A run and the trace that holds it; ids count from 0 in every trace, so an id alone is
+    ambiguous. Equal for the same run of the same store."""
 
     store: TraceStore
     run_id: int
 
     @property
     def facts(self) -> RunFacts:
-        """The facts of the run in its trace. Raises KeyError for a run that the trace lacks."""
+        """The facts of the run. Raises KeyError if the trace has no such run."""
         return self.store.runs[self.run_id]
 
     @property
     def ended(self) -> bool:
-        """Whether the run has come to its end; the trace keeps that fact for last."""
+        """Whether the run has ended; that fact is set last."""
         return "stops" in self.facts
 
     @property
     def forced(self) -> list[tuple[int, int, int]]:
-        """Tokens that this fork, or one that it comes of, was given in the place of the newest:
-        sequence, round, id."""
+        """Tokens forced in this fork or its ancestors: sequence, round, id."""
         run, found = self, []
         while (fork := run.facts.fork) is not None:
             if fork.token is not None:
                 found.append((fork.seq_id, fork.round - 1, fork.token))
             if fork.parent not in self.store.runs or fork.parent >= run.run_id:
-                break  # a fork comes later than the run that it goes on from
+                break  # a fork comes later than its parent
             run = self.sibling(fork.parent)
         return found
 
@@ -55,8 +55,8 @@ class RunRef:
 
 
 def comparison_of(store: TraceStore, run_id: int) -> range:
-    """The runs of the comparison that a run is a lane of, the reference first where it is there;
-    none for a run on its own."""
+    """The runs of the comparison that a run is a lane of, reference first if present; empty for a
+    run on its own."""
     names = [facts.lane or "" for facts in list(store.runs.values())]
     start = stop = run_id
     while 0 < start < len(names) and names[start] not in ("", REFERENCE) and names[start - 1]:
@@ -67,10 +67,10 @@ def comparison_of(store: TraceStore, run_id: int) -> range:
 
 
 def same_model(one: Any, other: Any) -> bool:
-    """Whether two identities (GgufFile.identity, perhaps with `draft`) mean one model.
+    """Whether two identities (GgufFile.identity, possibly with `draft`) mean the same model.
 
-    The heads of the files have to be equal. Of the tensors, `content` decides where it is known
-    of both; elsewhere the file's name and the time of its last change do.
+    The file headers must be equal. For tensors, `content` decides if known for both, else file name
+    and modification time.
     """
     if not isinstance(one, dict) or not isinstance(other, dict):
         return bool(one == other)
@@ -83,9 +83,9 @@ def same_model(one: Any, other: Any) -> bool:
 
 
 def trace_of(runs: Sequence[RunRef]) -> TraceStore:
-    """A new trace with the rows and facts of these runs of one trace, numbered from 0 in this
-    order. A fork or lane of a run that is not among them does not name it any more. The runs may
-    grow meanwhile: the rows present at the start are in it."""
+    """A new trace with the rows and facts of these runs of one trace, renumbered from 0 in this
+    order. References to runs that are not included are dropped. The runs may grow meanwhile: the
+    rows present at the start are copied."""
     old, new = runs[0].store, TraceStore()
     numbers = {run.run_id: number for number, run in enumerate(runs)}
     sizes = {name: len(table) for name, table in old.tables.items()}
@@ -113,8 +113,8 @@ def trace_of(runs: Sequence[RunRef]) -> TraceStore:
 
 
 def copy_rounds(run: RunRef, run_id: int, stop: int) -> None:
-    """Give another run of the trace the rows of this one's rounds before `stop`: what decoding has
-    written, not what was found out later."""
+    """Copy this run's rows of rounds before `stop` to another run of the trace: what decoding
+    wrote, not later findings."""
     for name in ("rounds", "tokens", "drafts", "ubatches", "memory"):
         table = run.store.tables[name]
         is_copied = (table.column("run_id") == run.run_id) & (table.column("round") < stop)
@@ -125,7 +125,7 @@ def copy_rounds(run: RunRef, run_id: int, stop: int) -> None:
 
 
 def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
-    """Facts of a run, with the new numbers of others in them."""
+    """Facts of a run with run ids renumbered."""
     found = RunFacts(facts)
     if (fork := facts.fork) is not None:
         parent = numbers.get(fork.parent)
@@ -136,8 +136,8 @@ def _facts(facts: RunFacts, numbers: dict[int, int]) -> RunFacts:
 
 
 class RunColumns:
-    """The rows of one run in one table, or of one of its sequences, as many as there are now, n;
-    columns are cut out when they are asked for."""
+    """The current n rows of one run, or one of its sequences, in one table; columns are selected on
+    access."""
 
     def __init__(
         self, store: TraceStore, table: str, run_id: int, seq_id: int | None = None
@@ -166,11 +166,11 @@ class RunColumns:
         return bool((values != blank if blank == blank else values == values).any())
 
     def texts(self, name: str, rows: np.ndarray) -> list[str]:
-        """Some rows of a text column."""
+        """A text column as strings, for some rows."""
         return self._pool.decode(self[name][rows])
 
     def is_text(self, name: str, *values: str) -> np.ndarray:
-        """Which rows of a text column hold one of the given texts: bool [n]."""
+        """Whether each row of a text column holds one of the given texts: bool [n]."""
         held = [self[name] == self._pool.find(value) for value in values]
         return np.logical_or.reduce(held)
 
@@ -187,8 +187,7 @@ class RunColumns:
 
     @cached_property
     def is_prompt(self) -> np.ndarray:
-        """The first row of every sequence, and those without a draft count before it emits a token:
-        bool [n]."""
+        """A sequence's first row, and rows without a draft until it emits a token: bool [n]."""
         order, starts, counts = self._sequences
         emits, drafted = self["num_emitted"][order] > 0, self["num_draft_tokens"][order]
         n_before = np.cumsum(emits) - emits
@@ -200,7 +199,8 @@ class RunColumns:
 
     @property
     def has_draft(self) -> np.ndarray:
-        """Rows after the prompt that drafted, several rounds in one row among them: bool [n]."""
+        """Rows after the prompt with drafts, including rows that sum up several rounds: bool
+        [n]."""
         return (self["num_draft_tokens"] > 0) & ~self.is_prompt
 
     @property
@@ -219,14 +219,14 @@ class RunColumns:
 
     @cached_property
     def _sequences(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows by sequence, and where each begins among them and how many it has."""
+        """Row indices sorted by sequence, and each sequence's start and count among them."""
         order = np.argsort(self["seq_id"], kind="stable")
         _, starts, counts = np.unique(self["seq_id"][order], return_index=True, return_counts=True)
         return order, starts, counts
 
 
 def paired(high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """One number for each pair, int64 [n]; low: below 2 ** 31."""
+    """One number per pair, int64 [n]; low: below 2 ** 31."""
     return (high.astype(np.int64) << 31) + low
 
 

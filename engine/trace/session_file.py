@@ -1,5 +1,5 @@
-"""session.json of an exported trace, checked: what is known of runs has the types that views and
-figures expect, by any writer. What is not named here is kept as it is."""
+"""session.json of an exported trace, checked: facts have the types that views and figures expect,
+with any writer. Unknown keys are kept."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ _WRITTEN_ANEW = (
 
 @dataclass(frozen=True, slots=True)
 class SessionFile:
-    """What session.json says. minor: of the schema. sizes: bytes that count of a table's file,
-    where rows were being put after them. about: by table and column. more: what this program knows
-    nothing of."""
+    """The contents of session.json. minor: of the schema. sizes: valid bytes of each table's file,
+    where rows are appended. about: by table and column. more: unknown keys."""
 
     minor: int
     variant: str
@@ -79,7 +78,7 @@ def read_session(path: Path) -> SessionFile:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The file as it is, so far as it describes a trace. Raises TraceFileError."""
+    """The file unchecked, if it describes a trace at all. Raises TraceFileError."""
     if not path.parent.exists():
         raise TraceFileError(f"{path.parent} does not exist.", "Check the path.")
     if not path.exists():
@@ -138,11 +137,11 @@ _FORM = {
     "bytes": dict[str, Count],
     "columns": dict[str, dict[str, str]],
 }
-"""Types of what the file says. Rows and pieces say more, see _problems."""
+"""Types of the keys. Rows and pieces have further checks, see _problems."""
 
 
 def _problems(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """For whatever is wrong in the file, its place and what is wrong."""
+    """The problems in the file: place and what is wrong."""
     for name in ("runs", "rows", "pieces"):
         if name not in session:
             yield name, "is missing"
@@ -161,10 +160,10 @@ def _problems(session: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def change_facts(folder: Path, facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Add facts to runs of an exported trace, by id; one that is there already is replaced.
+    """Add facts to runs of an exported trace, by id, replacing existing ones.
 
-    A crash at any moment leaves session.json as it was or as it is to be. Raises TraceFileError
-    where it cannot be read or written, or lacks a run.
+    A crash at any moment leaves the old or the new session.json. Raises TraceFileError if it cannot
+    be read or written, or lacks a run.
     """
     path = folder / SESSION_FILE
     session = read_json(path)

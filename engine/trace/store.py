@@ -1,9 +1,9 @@
 """The trace store: append-only columns, one writer, any number of readers.
 
-The engine thread appends; the window reads slices at its own pace without a lock. That is safe
-because a row is complete before the row count that publishes it grows, and because growing a
-table makes new arrays and never moves the rows that a reader already holds. What a row says never
-changes; only a cell that was not observed may be filled later, by the same thread.
+The engine thread appends; the window reads slices at its own pace without a lock. This is safe
+because a row is complete before the row count that publishes it grows, and because growing a table
+makes new arrays and never moves rows that a reader already holds. Rows never change; only cells
+that were not observed may be filled later, by the same thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 1024
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 
 LOOK_S = 1 / 20
-"""Time between two looks at a trace that grows, seconds."""
+"""Interval at which a growing trace is polled, seconds."""
 
 
 class Table:
@@ -34,29 +34,29 @@ class Table:
         self._texts = texts
         self._n = 0
         self.n_filled = 0
-        """How many cells were filled after their rows had been added."""
+        """Number of cells filled after their rows had been added."""
         self._capacity = _FIRST_CAPACITY
         self._named = {c.name: c for c in columns}
         self._arrays: dict[str, np.ndarray] = {}
-        """Of columns in which anything was observed; most runs leave most of them out."""
+        """Columns with at least one observation; most runs leave most columns out."""
         self._text_columns = frozenset(c.name for c in columns if c.kind == "text")
 
     def __len__(self) -> int:
         return self._n
 
     def add_column(self, column: Column) -> None:
-        """Join a column that the schema does not know, before the first row."""
+        """Add a column that the schema does not know, before the first row."""
         assert not self._n
         self.columns = (*self.columns, column)
         self._named[column.name] = column
         self._text_columns |= {column.name} if column.kind == "text" else set()
 
     def blank(self, name: str) -> int | float:
-        """What a column holds where nothing was observed; of texts the code of the empty one."""
+        """The value for "not observed"; for texts the code of the empty one."""
         return _blank(self._named[name])
 
     def append(self, **values: Any) -> int:
-        """Add one row and return its index; a column that is not named is not observed."""
+        """Add one row and return its index; missing columns are not observed."""
         named = {self.columns[0].name: None} | values
         self.extend({name: [value] for name, value in named.items()})
         return self._n - 1
@@ -81,7 +81,7 @@ class Table:
             if is_same and values.count(first) == n:
                 if first is not None:
                     same[name] = first
-            elif is_tops:  # as many as there are
+            elif is_tops:  # rows may have fewer than N_TOP
                 sizes = np.array([0 if one is None else len(one) for one in values])
                 cells = np.full((n, N_TOP), _blank(column), _empty(column, 0).dtype)
                 is_there = np.arange(N_TOP) < sizes[:, None]
@@ -97,12 +97,12 @@ class Table:
         self._put(n, same)
 
     def reserve(self, n: int) -> None:
-        """Make room for n rows that are going to be added."""
+        """Reserve room for n more rows."""
         if self._n + n > self._capacity:
             self._grow(self._n + n)
 
     def _put(self, n: int, columns: Mapping[str, Any]) -> None:
-        """Add n rows; a single value is that of all of them."""
+        """Add n rows; a single value applies to all of them."""
         start, stop = self._n, self._n + n
         for name in columns:
             self._array(name)
@@ -119,9 +119,9 @@ class Table:
         self._n = stop
 
     def fill(self, rows: np.ndarray, columns: Mapping[str, np.ndarray | list[Any]]) -> None:
-        """Put values into cells of these rows in which nothing is observed; others stay.
+        """Fill unobserved cells of these rows; others stay.
 
-        rows: int64 [n], each once. columns: [n], or [n, N_TOP] for "tops"; of text columns codes.
+        rows: int64 [n], unique. columns: [n], or [n, N_TOP] for "tops"; for text columns codes.
         """
         blanks = {column.name: _blank(column) for column in self.columns}
         for name, values in columns.items():
@@ -133,7 +133,7 @@ class Table:
 
     def column(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
         """A read-only view of rows start..stop of one column; text columns give int32 codes."""
-        n = self._n  # before the array: the array is then at least this long
+        n = self._n  # read n before the array, which is then at least this long
         rows = slice(start, n if stop is None else min(stop, n))
         if (array := self._arrays.get(name)) is None:
             blank = _empty(self._named[name], 1)
@@ -148,13 +148,13 @@ class Table:
         return self._texts.decode(self.column(name, start, stop))
 
     def row(self, index: int) -> dict[str, Any]:
-        """One row as Python values; not observed is None."""
+        """One row as Python values; None = not observed."""
         if not 0 <= index < self._n:
             raise IndexError(f"{self.name}: row {index} of {self._n}")
         return {c.name: self._value(c, index) for c in self.columns}
 
     def n_bytes(self) -> int:
-        """Memory that the rows take, bytes; room to spare is not touched, and takes none."""
+        """Memory taken by rows, bytes; reserved pages are untouched and take none."""
         return self._n * sum(array[:1].nbytes for array in self._arrays.values())
 
     def _value(self, column: Column, index: int) -> Any:
@@ -166,7 +166,7 @@ class Table:
         return _observed(raw.item())
 
     def _array(self, name: str) -> np.ndarray:
-        """A column that can be written to."""
+        """The array of a column, allocated on demand."""
         if (array := self._arrays.get(name)) is None:
             array = _empty(self._named[name], self._capacity)
             array[: self._n] = _blank(self._named[name])
@@ -175,7 +175,7 @@ class Table:
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
-        for name, array in self._arrays.items():  # of which only one is there twice
+        for name, array in self._arrays.items():  # one at a time, so that only one is held twice
             grown = _empty(self._named[name], capacity)
             grown[: self._n] = array[: self._n]
             self._arrays[name] = grown
@@ -190,7 +190,7 @@ class TextPool:
         self._codes: dict[str, int] = {"": 0}
 
     def code(self, text: str) -> int:
-        """The code of a string, given on first sight."""
+        """The code of a string, assigned on first sight."""
         return self.codes([text])[0]
 
     def codes(self, texts: Sequence[str] | np.ndarray) -> list[int]:
@@ -205,7 +205,7 @@ class TextPool:
             return list(map(self._codes.__getitem__, texts))
 
     def find(self, text: str) -> int:
-        """The code of a string, -1 when no row can hold it yet."""
+        """The code of a string, -1 if no row contains it yet."""
         return self._codes.get(text, -1)
 
     def text(self, code: int) -> str:
@@ -252,24 +252,24 @@ class TraceStore:
         return run_id
 
     def add_table(self, name: str) -> Table:
-        """Join a table that the schema does not know, without columns yet."""
+        """Add a table that the schema does not know, without columns."""
         table = self.tables[name] = Table(name, (), self.text_pool)
         return table
 
     def let_go_of_rows(self, folder: Path) -> None:
-        """Hold no rows any more, but for what is known of the runs. They have to be in a folder,
-        and no one may write or read them now."""
+        """Drop all rows, keeping the facts of runs. The rows must be in a folder, and no thread may
+        write or read them meanwhile."""
         self.take_rows(TraceStore())
         self.rows_in = folder
 
     def take_rows(self, other: TraceStore) -> None:
-        """Hold the rows of another store: those of the same trace, read again."""
+        """Take the rows of another store: the same trace, read again."""
         self._hold(other.text_pool, other.tables)
         self.pieces = other.pieces
         self.rows_in = None
 
     def n_bytes(self) -> int:
-        """Memory that the rows take, bytes."""
+        """Memory taken by rows, bytes."""
         return sum(table.n_bytes() for table in self.tables.values())
 
     def unknown_columns(self) -> dict[str, tuple[str, ...]]:
@@ -282,8 +282,8 @@ class TraceStore:
         return {name: columns for name, columns in found.items() if columns}
 
     def size(self) -> int:
-        """Rows in all tables, cells filled later, and requests to other engines, of which some have
-        no rows: it grows with everything that is written, so equality means nothing new."""
+        """Rows in all tables, filled cells, and requests to other engines, some of which have no
+        rows; it grows with every write, so an equal size means nothing new."""
         n_requests = sum(len(facts.get("requests") or ()) for facts in list(self.runs.values()))
         return n_requests + sum(len(table) + table.n_filled for table in self.tables.values())
 

@@ -57,7 +57,7 @@ class StepSums:
         return int(self.counts.sum())
 
     def is_prompt(self, seq_ids: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-        """Which of the rows that follow those seen before decode a prompt, bool [n]."""
+        """Whether each of the rows that follow those added so far decodes a prompt, bool [n]."""
         prompt = drafted == MISSING
         ids, first = np.unique(seq_ids, return_index=True)
         for seq_id, row in zip(ids.tolist(), first.tolist(), strict=True):
@@ -74,12 +74,12 @@ class StepSums:
         widths: np.ndarray,
         phases: dict[str, np.ndarray],
     ) -> np.ndarray:
-        """Take in the next rows of one run, [n] each; returns which of them are steps, bool [n].
+        """Add the next rows of one run, [n] each; returns which of them are steps, bool [n].
 
         widths: verify_width. phases: milliseconds by phase, NaN where not observed.
         """
         later = ~self.is_prompt(seq_ids, drafted)
-        # a row that sums several rounds has no width and is neither
+        # a row that sums up several rounds has no width and is neither
         steps = later & (drafted > 0) & (widths != MISSING)
         plain = later & (drafted <= 0)
         self.counts = _joint(self.counts, drafted[steps], accepted[steps])
@@ -94,7 +94,7 @@ class StepSums:
         return steps
 
     def _time(self, widths: np.ndarray, ms: np.ndarray) -> None:
-        """Add verify times, [n], to those of their widths."""
+        """Add verify times, [n], by width."""
         every = np.concatenate([self.widths, widths])
         self.widths, at = np.unique(every, return_inverse=True)
         every_n = np.concatenate([self.width_n, np.ones(len(widths), np.int64)])
@@ -109,10 +109,10 @@ def joint_counts(drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:
 
 
 def per_position(counts: np.ndarray) -> dict[str, Any]:
-    """How the tokens at each index of a draft fared, from counts of `joint_counts`.
+    """Acceptance by index in the draft, from counts of `joint_counts`.
 
     num_draft_tokens_per_pos, num_accepted_tokens_per_pos: steps that drafted and accepted a token
-    there; acceptance_per_position: the three rates that `engine.trace.timings.acceptance` tells.
+    there; acceptance_per_position: the three rates of `engine.trace.timings.acceptance`.
     """
     by_drafted, by_accepted = counts.sum(1).tolist(), counts.sum(0).tolist()
     return rates_by_index(at_least(by_drafted), at_least(by_accepted), counts.diagonal().tolist())
@@ -121,8 +121,8 @@ def per_position(counts: np.ndarray) -> dict[str, Any]:
 def rates_by_index(
     offered: list[int], reached: list[int], whole: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The same from how many steps drafted and accepted at least k tokens, k from 0. whole: how
-    many drafted k and accepted these; where it is unknown, every draft counts as long enough."""
+    """The same from the number of steps that drafted and accepted at least k tokens, k from 0.
+    whole: steps that drafted k and accepted all; if unknown, every draft counts as long enough."""
     _, *offered = offered
     steps = reached[0]
     judged = [n - ended for n, ended in zip_longest(reached, whole, fillvalue=0)]
@@ -142,7 +142,7 @@ def rates_by_index(
 
 
 def at_least(n_of: Sequence[int]) -> list[int]:
-    """How many are k or more, from how many are k, k from 0."""
+    """Counts of k or more, from counts of exactly k, k from 0."""
     return list(accumulate(reversed(n_of)))[::-1]
 
 
@@ -168,11 +168,11 @@ BY_STEP = (
 def with_told(
     figures: dict[str, Any], store: TraceStore, run_id: int, seq_id: int | None = None
 ) -> dict[str, Any]:
-    """Figures of `engine.trace.timings.summary`, computed from rows, and in front of them what
-    was reported in the run's facts; None is neither reported nor known.
+    """Figures of `engine.trace.timings.summary`, computed from rows, overridden by those reported
+    in the run's facts; None is neither reported nor known.
 
-    `told` of the run, and of a request in `requests`: figures by name. `told_timings`: by sequence
-    the server's own counters; of sequences without rows they are all that is known.
+    `told` of the run, and of a request in `requests`: figures by name. `told_timings`: the server's
+    own counters by sequence, which are all that is known of sequences without rows.
     """
     facts = store.runs.get(run_id, RunFacts())
     known, reported = facts.told_timings or [], facts.told
@@ -208,16 +208,16 @@ def _with_timings(
     found |= speeds("prompt", prompt_ms, found["prompt_n"])
     if len(timings) == 1:
         found["predicted_ms"] = known[0]["predicted_ms"]
-    elif rowless:  # when they generated is not known
+    elif rowless:  # when they were generated is unknown
         found["predicted_ms"] = 0.0
-    # the first token is the prompt's
+    # the first token belongs to the prompt
     n = found["predicted_n"]
     return found | answer_speeds(found["predicted_ms"], n, max(n - len(timings), 0))
 
 
 def speeds(name: str, ms: float, n: int, of: str = "") -> dict[str, float]:
-    """Milliseconds of each of n tokens, and how many a second has; 0 is unknown. name: `prompt` or
-    `predicted`; of: what the names of the figures end in."""
+    """Milliseconds per token and tokens per second of n tokens; 0 = unknown. name: `prompt` or
+    `predicted`; of: suffix of the figures' names."""
     return {
         f"{name}_per_token_ms{of}": ms / n if n else 0.0,
         f"{name}_per_second{of}": 1e3 * n / ms if ms else 0.0,
@@ -225,17 +225,17 @@ def speeds(name: str, ms: float, n: int, of: str = "") -> dict[str, float]:
 
 
 def n_timed(ms: float, n: int, speed: float | None) -> int:
-    """How many of an answer's n tokens the time is of: all where the server's own tokens per second
-    say so, as in some builds, else those after the first."""
+    """How many of a reply's n tokens the time covers: all if the server's own tokens per second
+    imply that, as in some builds, else those after the first."""
     return n if speed is not None and speed * ms > 1e3 * (n - 0.5) else max(n - 1, 0)
 
 
 def answer_speeds(ms: float, n: int, n_timed: int) -> dict[str, float]:
-    """The same of an answer's n tokens, of which n_timed came in this time, and of all."""
+    """The same for a reply's n tokens, of which n_timed arrived in this time, and for all."""
     return speeds("predicted", ms, n_timed) | speeds("predicted", ms, n, "_n_gen")
 
 
-_MIN_MS = 1e-3  # a time that was too short for the clock
+_MIN_MS = 1e-3  # a time too short for the clock
 _TIMES = ("t_ms", "verify_ms")
 
 
@@ -262,7 +262,7 @@ def timings(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[s
 
 
 def timings_of(rows: RunColumns) -> dict[str, int | float]:
-    """`timings` of rows that have been selected already."""
+    """`timings` of selected rows."""
     first, prompt_end, last = rows.ends
     t_ms, verify_ms = (np.nan_to_num(rows[name], posinf=0.0, neginf=0.0) for name in _TIMES)
     emitted = rows["num_emitted"]
@@ -281,7 +281,7 @@ def timings_of(rows: RunColumns) -> dict[str, int | float]:
         **answer_speeds(predicted_ms, predicted_n, timed_n),
     }
     drafted = _total(rows["num_draft_tokens"][rows.is_step])
-    if not t_ms.any():  # another engine's rows, without times
+    if not t_ms.any():  # rows of another engine, without times
         figures |= {
             name: 0.0 for name in figures if name.startswith(("predicted_ms", "predicted_per"))
         }
@@ -324,7 +324,7 @@ def acceptance(store: TraceStore, run_id: int, seq_id: int | None = None) -> dic
 
 
 def acceptance_of(rows: RunColumns) -> dict[str, Any]:
-    """The figures of `acceptance` that are one number, of rows that have been selected already."""
+    """The single-number figures of `acceptance`, of selected rows."""
     drafted, accepted = rows["num_draft_tokens"], rows["num_accepted_draft_tokens"]
     steps, n_accepted = int(rows.is_step.sum()), _total(accepted[rows.is_step])
     n_drafted = _total(drafted[rows.has_draft])
@@ -372,7 +372,7 @@ def _total(values: np.ndarray) -> int:
 
 
 def _unobserved(rows: RunColumns) -> Iterator[str]:
-    """The figures of `timings_of` for which rows of another engine have nothing."""
+    """Figures of `timings_of` that rows of another engine do not support."""
     if not len(rows["seq_id"]):
         return
     prompts, (first, *_) = rows.is_prompt, rows.ends
@@ -391,7 +391,7 @@ def _sum_observed(values: np.ndarray) -> float | None:
 
 
 def _covered(starts: np.ndarray, ends: np.ndarray) -> float:
-    """Length of the union of intervals, in the unit given."""
+    """Length of the union of intervals, in their unit."""
     total, until = 0.0, -np.inf
     for start, end in sorted(zip(starts, ends, strict=True)):
         total += max(0.0, float(end - max(start, until)))

@@ -1,4 +1,4 @@
-"""Tokens as text to display: control characters and invalid bytes are made visible."""
+"""Display text of tokens: control characters and invalid bytes are made visible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.trace.store import TraceStore
 
 NEWLINE_MARK = "⏎"
 HIDDEN = "⟨?⟩"
-"""A token of which neither id nor text is known."""
+"""Shown for a token whose id and text are unknown."""
 _TAB = " " * 4
 _SPACE_RUNS = re.compile(r" +|\t+|(?:\r?\n)+|\r+")
 _SPACES = {" ": "space", "\t": "tab", "\n": "newline", "\r": "return"}
@@ -33,15 +33,15 @@ MEANING = {
     "unknown": "generated; the engine did not tell in what part of which round",
     "side": "drafted and verified on another branch of a tree than the one judged",
 }
-"""What each kind of token in the trace is."""
+"""Meaning of each token kind of the trace."""
 
 
 def display_text(piece: bytes, token_id: int) -> str:
-    """The token as visible text; the only control character left in it is the line feed.
+    """The token as visible text; the only control character left is the line feed.
 
-    Bytes that are no UTF-8 by themselves show as ⟨E4⟩, control and format characters as their
-    code, a tab as four spaces, a combining mark without its base on a dotted circle, and a
-    token without any bytes as its id; one without an id, below 0, as ⟨?⟩.
+    Bytes that are not UTF-8 on their own show as ⟨E4⟩, control and format characters as their code,
+    a tab as four spaces, a combining mark without its base on a dotted circle, and a token without
+    bytes as its id; without an id (below 0) as ⟨?⟩.
     """
     if not piece:
         return f"⟨#{token_id}⟩" if token_id >= 0 else HIDDEN
@@ -53,8 +53,8 @@ def display_text(piece: bytes, token_id: int) -> str:
 
 
 def pieces_at(store: TraceStore, rows: np.ndarray) -> list[bytes]:
-    """The bytes of tokens, by row numbers [n] of the tokens table. Of another engine's tokens the
-    text may be all that is known, and of some of them nothing."""
+    """The bytes of tokens, by row numbers [n] of the tokens table. For other engines only the text
+    may be known, or nothing."""
     ids = store.tokens.column("token_id")[rows].tolist()
     texts = store.tokens.column("text")[rows].tolist()
     pieces, pool = store.pieces, store.text_pool
@@ -72,17 +72,17 @@ def row_text(store: TraceStore, row: Mapping[str, Any]) -> str:
 
 
 def styled_newlines(text: str) -> str:
-    """Line feeds with a mark in front, so that a style has something to be drawn on."""
+    """Line feeds preceded by a mark, so that a style has something to draw on."""
     return text.replace("\n", NEWLINE_MARK + "\n")
 
 
 def inline_newlines(text: str) -> str:
-    """Line feeds as marks only: the line goes on, for text that is not part of the output."""
+    """Line feeds as marks only, for text that is not part of the output."""
     return text.replace("\n", NEWLINE_MARK)
 
 
 def line_text(piece: bytes, token_id: int) -> str:
-    """The token in one line for a table; white space alone is named: ⟨newline, 4 spaces⟩."""
+    """The token in one line for a table; white space alone is described: ⟨newline, 4 spaces⟩."""
     if piece and not piece.strip(b" \t\r\n"):
         return f"⟨{', '.join(_named_space(run) for run in _SPACE_RUNS.findall(piece.decode()))}⟩"
     return inline_newlines(display_text(piece, token_id))

@@ -1,7 +1,7 @@
-"""JSON of anyone by types: read as far as it can be, or checked with the place of what is wrong.
+"""Typed JSON from untrusted sources: read as far as possible, or checked with the place of each
+error.
 
-Types are those of annotations, msgspec's limits included; records are msgspec.Struct and
-dataclasses.
+Types are annotations, msgspec's limits included; records are msgspec.Struct and dataclasses.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LONGEST = 1 << 16
 """Characters of a text, entries of a list."""
 
 Lenient = Annotated[_T, Meta(extra={"lenient": True})]
-"""No error in a file: of what cannot be read nothing is known."""
+"""Marks a type that never causes an error in a file: unreadable values count as unknown."""
 
 
 def strict_json(value: Any) -> Any:
-    """A value for strict JSON, which has no NaN and no infinity: they become None, tuples lists."""
+    """A value for strict JSON, which has no NaN or infinity: they become None, tuples lists."""
     if isinstance(value, dict):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -51,8 +51,8 @@ def strict_json(value: Any) -> Any:
 
 
 def strictly(hint: Any, value: Any, error: Callable[[str, str], Exception]) -> Any:
-    """A value as msgspec reads it. error: makes what is raised otherwise, from the place in the
-    value, empty for all of it, and what is wrong there."""
+    """Convert a value with msgspec. error: makes the exception from the place in the value, empty
+    for all of it, and the message."""
     try:
         return msgspec.convert(value, hint)
     except (msgspec.ValidationError, OverflowError) as found:
@@ -61,7 +61,7 @@ def strictly(hint: Any, value: Any, error: Callable[[str, str], Exception]) -> A
 
 
 def read_or(hint: Any, value: Any, default: Any) -> Any:
-    """A value of a type, or the default where it cannot be read."""
+    """A value of a type, or the default if it cannot be read."""
     try:
         return _read(hint, value)
     except (msgspec.ValidationError, OverflowError):
@@ -69,7 +69,7 @@ def read_or(hint: Any, value: Any, default: Any) -> Any:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """A value of a type, but for entries of lists and fields with a default that cannot be read.
+    """A value of a type without unreadable list entries; unreadable fields get their defaults.
     Raises msgspec.ValidationError."""
     hint, or_null = _core(hint)
     if type(value) is hint or (value is None and or_null):
@@ -89,7 +89,7 @@ def _read(hint: Any, value: Any) -> Any:
 
 
 def _read_record(kind: type, value: dict[str, Any]) -> Any:
-    """A Struct, or a dataclass without its own checks, field by field."""
+    """Read a Struct, or a dataclass without checks of its own, field by field."""
     known = {}
     for name, hint, default in _fields(kind):
         found = read_or(hint, value[name], MISSING) if name in value else MISSING
@@ -107,7 +107,7 @@ def _read_record(kind: type, value: dict[str, Any]) -> Any:
 
 
 def _core(hint: Any) -> tuple[Any, bool]:
-    """A type without what only this module reads of it, and without null; whether it had null."""
+    """A type without this module's own markers and without null; whether it allowed null."""
     origin, args = _parts(hint)
     if origin is Annotated and args[1].extra:
         return _core(args[0])
@@ -123,7 +123,7 @@ def _is_record(hint: Any) -> bool:
 
 @cache
 def _fields(kind: type) -> list[tuple[str, Any, Callable[[], Any] | None]]:
-    """Names and types of the fields of a record, and what makes their defaults."""
+    """Names and types of a record's fields, and their default factories."""
     hints = get_type_hints(kind, include_extras=True)
     found: Sequence[Any] = (
         msgspec.structs.fields(kind) if issubclass(kind, Struct) else fields(cast(Any, kind))
@@ -142,7 +142,7 @@ def _default_of(one: Any) -> Callable[[], Any] | None:
 
 
 def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
-    """Where and how a value is not of a type."""
+    """The places where a value does not match a type, and how."""
     if hint is Any:
         return
     limits: list[Any] = []
@@ -175,7 +175,7 @@ def wrong(hint: Any, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Origin and arguments of a type, which cost more than most values take to check."""
+    """Origin and arguments of a type, which cost more than checking most values."""
     found = _PARTS.get(id(hint))
     if found is None:
         found = _PARTS[id(hint)] = hint, get_origin(hint), get_args(hint)
@@ -183,8 +183,8 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 _PARTS: dict[int, tuple[Any, Any, tuple[Any, ...]]] = {}
-"""By the identity of a type, whose hash takes as long as to take it apart; holding it keeps that
-identity its own."""
+"""Keyed by id(type), because hashing a type costs as much as taking it apart; the reference keeps
+the id unique."""
 
 
 def _wrong_number(kind: type, value: Any, *limits: Any) -> Iterator[tuple[str, str]]:
@@ -199,7 +199,7 @@ def _wrong_number(kind: type, value: Any, *limits: Any) -> Iterator[tuple[str, s
 
 
 def _wrong_entries(of: tuple[Any, ...], value: Any) -> Iterator[tuple[str, str]]:
-    """of: the type of each entry, or of all of them."""
+    """of: the type of each entry, or one for all."""
     if not isinstance(value, list) or len(value) > LONGEST:
         yield "", not_a(value, f"a list of at most {LONGEST:,} entries")
         return
@@ -231,17 +231,17 @@ def _wrong_object(kind: Any, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def within(name: str, found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """What is wrong in a part of this name."""
+    """Problems inside a part of this name."""
     for place, problem in found:
         yield f"{name}.{place}" if place else name, problem
 
 
 def not_a(value: Any, wanted: str) -> str:
-    """What is wrong with a value, and what it has to be."""
+    """A message saying what a value is and what it must be."""
     return f"{shown(value)} is not {wanted}"
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    """A value for a message, truncated if long."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}…"

@@ -1,9 +1,9 @@
-"""How rows come into a store: every source of runs writes through a TraceWriter.
+"""The trace writer, through which every source of runs writes.
 
-A *source* is whatever makes a run happen or reads one: this engine, a server, a library in the
-process, a file in another format. It begins a run with what it knows of it, appends rows and ends
-the run. Views, findings and export read the store and cannot tell one source from another. Numpy
-and the standard library are enough to be a source.
+A *source* makes a run or reads one: this engine, a server, an in-process library, a file in another
+format. It begins a run with the facts known so far, appends rows and ends the run. Views, findings
+and export read the store and treat all sources alike. A source needs only numpy and the standard
+library.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def this_engine() -> SourceFacts:
 class TraceWriter:
     """Writes one run of a store, from one thread.
 
-    Facts that every run has: `source` (engine and version); once it is over `summary` (figures)
-    and `stops` (why each sequence ended); `error` if it failed. Anyone who reads `stops` finds all
-    rows and figures in place.
+    Facts that every run has: `source` (engine and version); at its end `summary` (figures) and
+    `stops` (why each sequence ended); `error` if it failed. Once `stops` is set, all rows and
+    figures are in place.
     """
 
     def __init__(self, store: TraceStore, run_id: int) -> None:
-        """Go on with a run that was started before."""
+        """Continue a run that exists already."""
         self.store, self.run_id = store, run_id
         self.facts = store.runs[run_id]
 
@@ -51,11 +51,11 @@ class TraceWriter:
         *,
         columns: Mapping[str, Mapping[str, str]] | None = None,
     ) -> TraceWriter:
-        """Register a run. facts: JSON-able, what is known before the first row.
+        """Register a run. facts: JSON-able, those known before the first row.
 
-        columns: by table and column, one of COLUMN_STATES where it is not plain from the rows: a
-        column is taken as observed where it has values, and as absent where it has none. Raises
-        ValueError for a table, column or state that does not exist.
+        columns: by table and column, one of COLUMN_STATES where the rows do not show it: by default
+        a column with values is observed, and one without is absent. Raises ValueError for a table,
+        column or state that does not exist.
         """
         known = dict(facts) | {"source": to_builtins(source)}
         if columns:
@@ -64,9 +64,9 @@ class TraceWriter:
         return cls(store, store.begin_run(known))
 
     def append(self, table: str, **values: Any) -> None:
-        """Add one row to a table; what is not named, or None, is not observed.
+        """Add one row to a table; missing or None values are not observed.
 
-        Values as engine.trace.records tells: int, float, str, up to N_TOP of them for "tops".
+        Values as in engine.trace.records: int, float, str, up to N_TOP of them for "tops".
         """
         self.store.tables[table].append(run_id=self.run_id, **values)
 
@@ -79,14 +79,14 @@ class TraceWriter:
         self.store.tables[table].extend(columns, run_id=self.run_id)
 
     def learn(self, tokens: Iterable[int], piece: Callable[[int], bytes]) -> None:
-        """Keep the bytes of tokens that rows name; `piece` is asked for new ones only."""
+        """Keep the bytes of tokens that rows contain; `piece` is called for new ones only."""
         pieces = self.store.pieces
         for token in tokens:
             if token not in pieces:
                 pieces[token] = piece(token)
 
     def set_facts(self, **facts: Any) -> None:
-        """Add facts of the run; one that is there already is replaced."""
+        """Add facts of the run, replacing existing ones."""
         self.facts.update(facts)
 
     @property
@@ -95,15 +95,15 @@ class TraceWriter:
         return "stops" in self.facts
 
     def end(self, stops: Sequence[str]) -> None:
-        """The run is over. stops: for each sequence end, limit, context, grammar, stopped or what
-        the source calls it. The first end counts; later ones change nothing."""
+        """End the run. stops: per sequence end, limit, context, grammar, stopped or the source's
+        own reason. Only the first call has an effect."""
         if not self.ended:
             self.facts.summary = summary(self.store, self.run_id)
             self.facts.stops = list(stops)
 
     def fail(self, error: str) -> None:
-        """The run is over because of an error, which is kept next to an end that was reported
-        before. The first error counts."""
+        """End the run with an error, which is also kept if the run has already ended. The first
+        error counts."""
         self.facts.setdefault("error", error)
         self.end([FAILED])
 

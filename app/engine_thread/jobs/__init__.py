@@ -1,1 +1,1 @@
-"""Jobs, one class for each thing that the window can ask for."""
+"""Jobs, one class for each request of the window."""

@@ -1,4 +1,4 @@
-"""Jobs on the engine's thread: a model or a server put to use, and all that decodes."""
+"""Engine jobs: opening a model or server, and everything that decodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class OpenModel(EngineJob):
-    """Use a model, with files that draft for it; the session in use stays until it is loaded."""
+    """Open a model with its drafter files; the current session stays until it is loaded."""
 
     replaces = True
 
@@ -57,7 +57,7 @@ class OpenModel(EngineJob):
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
-        found = worker.engine.inspect(self._request)  # if that fails, everything is as it was
+        found = worker.engine.inspect(self._request)  # if that fails, nothing has changed
         before, worker.inspected = worker.inspected, found
         try:
             worker.post(lambda status: status.show_files(found))
@@ -66,7 +66,7 @@ class OpenModel(EngineJob):
         except BaseException:
             if worker.session is not None:
                 worker.inspected, files = before, worker.files
-                worker.post(lambda status: status.show_files(files))  # what is in use
+                worker.post(lambda status: status.show_files(files))  # those in use
             raise
         finally:
             self._devices = devices()
@@ -82,7 +82,7 @@ class OpenModel(EngineJob):
 
 
 class ConnectServer(EngineJob):
-    """Use a server; the session in use stays until it answers. The arguments are those of
+    """Connect to a server; the current session stays until it answers. For the arguments see
     `app.engine_thread.serving.ServerEngine.connect`."""
 
     replaces = True
@@ -128,7 +128,7 @@ class ConnectServer(EngineJob):
 
 
 class DisconnectServer(EngineJob):
-    """Let go of the server in use; its runs stay."""
+    """Disconnect from the server; its runs stay."""
 
     replaces = True
 
@@ -155,7 +155,7 @@ def identity_of(facts: ServerFacts) -> dict[str, Any]:
 
 
 class StartRun(DecodingJob):
-    """A run of the session in use. rounds: pause after as many. of, fork: see RunRequest."""
+    """A run of the current session. rounds: pause after this many. of, fork: see RunRequest."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class StartRun(DecodingJob):
 
 
 class StartTurn(DecodingJob):
-    """A turn with the model in use."""
+    """A turn with the current model."""
 
     def __init__(self, turn: TurnRequest) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class StartTurn(DecodingJob):
 
 
 class StartComparison(DecodingJob):
-    """A comparison on the model in use. rounds: pause after as many."""
+    """A comparison on the current model. rounds: pause after this many."""
 
     def __init__(self, lanes: RunRequest, rounds: int | None = None) -> None:
         super().__init__(rounds)
@@ -211,7 +211,7 @@ class StartComparison(DecodingJob):
 
 
 class PlayScript(DecodingJob):
-    """A script of memory operations under a rollback policy; its contexts are the lanes."""
+    """A memory script under a rollback policy; its contexts are the lanes."""
 
     def __init__(self, script: MemoryScript, policy: str) -> None:
         super().__init__()
@@ -225,8 +225,8 @@ class PlayScript(DecodingJob):
 
 
 class CheckRollback(DecodingJob):
-    """Every check of rollback on a build of llama.cpp, None = an installed package, at one settings
-    after another, as lanes."""
+    """All rollback checks of a llama.cpp build, None = an installed package, for several settings
+    in turn, as lanes."""
 
     def __init__(self, library: Path | None, gates: tuple[GateOptions, ...]) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class CheckRollback(DecodingJob):
 
 
 class WatchClients(DecodingJob):
-    """A run made of what they ask of the server, until it is stopped. listen: host:port."""
+    """A run that records the server's clients until it is stopped. listen: host:port."""
 
     def __init__(self, listen: str) -> None:
         super().__init__()

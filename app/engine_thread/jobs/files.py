@@ -1,4 +1,4 @@
-"""Jobs on files: traces and results read, traces and reports written, while the engine decodes."""
+"""File jobs: traces and results read, traces and reports written, while the engine decodes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class ReadTrace(SideJob):
-    """Read a trace, or what another engine wrote as one, and show it, or offer to if something else
-    has come on show since. It is listed until it is closed."""
+    """Read a trace or another engine's file and show it, or offer to if something else is on show
+    by then. It is listed until it is closed."""
 
     has_progress = True
     read: TraceStore | None = None
@@ -72,12 +72,12 @@ _TEXT_NAME = "Pasted text"
 
 
 def is_pasted(folder: Path) -> bool:
-    """Whether this stands for a text, which is in no file."""
+    """Whether this is the pseudo folder of a pasted text."""
     return re.fullmatch(rf"{_TEXT_NAME}( \d+)?", folder.name) is not None
 
 
 class ReadText(ReadTrace):
-    """Read what another engine wrote, from a text, and show it like a file."""
+    """Read another engine's output from a text, and show it like a file."""
 
     def __init__(self, text: str) -> None:
         super().__init__(Path(_TEXT_NAME))
@@ -96,7 +96,7 @@ class ReadText(ReadTrace):
 
 
 class ReadRows(ReadTrace):
-    """Bring the rows of a trace back into memory that are in a folder alone."""
+    """Reload the rows of a trace from its folder."""
 
     def __init__(self, store: TraceStore, folder: Path) -> None:
         super().__init__(folder)
@@ -107,8 +107,8 @@ class ReadRows(ReadTrace):
 
 
 class ExportTrace(SideJob):
-    """Export a trace. runs: those to write, () = all of them. mark: how far it had grown when the
-    export began, which at least is in the folder. is_complete: everything is written."""
+    """Export a trace. runs: those to write, () = all. mark: size of the trace at the start, which
+    the folder contains at least. is_complete: everything is written."""
 
     has_progress = is_awaited = True
     is_complete = False
@@ -150,7 +150,7 @@ class ExportTrace(SideJob):
 
 
 class SaveTrace(ExportTrace):
-    """Put what is new of a trace into the folder that holds `saved` of it, None = nothing."""
+    """Append new rows of a trace to the folder that holds `saved` of it, None = nothing."""
 
     def __init__(self, store: TraceStore, folder: Path, saved: SavedRows | None) -> None:
         super().__init__(store, folder)
@@ -168,7 +168,7 @@ class ReadResults(SideJob):
 
     found: Results | None = None
     checked: tuple[str, list[Outcome]] | None = None
-    """See engine.conform.report.read_json: where that is what the file holds."""
+    """Outcomes of conform (engine.conform.report.read_json), if the file holds them."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class ReadResults(SideJob):
 
 
 class WriteFile(SideJob):
-    """Write a file. what: it is, in a sentence. write: called with the path. is_complete: it is
+    """Write a file. what: its description. write: called with the path. is_complete: it is
     written."""
 
     is_complete = False
@@ -225,8 +225,8 @@ def write_report_on(
 
 
 def write_page_on(shown: RunRef, lanes: Sequence[RunRef], path: Path) -> None:
-    """The runs of a trace as one page, or no more than the lanes of the run on show, or the run
-    alone, where all of them are too many for a page."""
+    """Write the runs of a trace as one page, or if they are too many, only the lanes of the run on
+    show, or that run alone."""
     from app.trace_models.session_page import write_session_page
     from engine.report.common import name_of
     from engine.report.session_data import chosen_runs, fits

@@ -1,5 +1,5 @@
-"""Jobs that judge a run: re-scored, compared with another, its compute mode against f32, its speed
-against plain decoding and under other settings."""
+"""Judging jobs: rescoring, triage, fidelity, speed against plain decoding and under other settings,
+conform."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 
 _LONG_PAIR_S = 20.0
-"""Of runs that take longer, fewer pairs are made."""
+"""Runs longer than this get fewer pairs."""
 
 
 class Rescore(EngineJob):
-    """Re-score a run with a model; one that is not in use is loaded for it, and let go of after.
+    """Rescore a run with a model, which is loaded temporarily if it is not in use.
 
-    assume_same: the user has said that it is the model that the run was made with.
+    assume_same: the user has confirmed that it is the run's model.
     """
 
     found: Rescored | None = None
     unsure = ""
-    """Why it is not known whether the model is the run's own: the user has to say."""
+    """Why it is uncertain whether the model is the run's own; the user must decide."""
 
     def __init__(self, run: RunRef, target: Path, *, assume_same: bool = False) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Rescore(EngineJob):
 
 
 def _learn_texts(session: Session, run: RunRef) -> None:
-    """Keep the texts of tokens of which another engine gave the ids alone."""
+    """Add texts of tokens whose ids alone were recorded."""
     tokens, n = run.store.tokens, len(run.store.tokens)
     mine = tokens.column("run_id", 0, n) == run.run_id
     ids = set(tokens.column("token_id", 0, n)[mine].tolist())
@@ -107,7 +107,7 @@ def rescored_sentence(found: Rescored) -> str:
 
 
 class TriageRuns(SideJob):
-    """Compare two runs that have ended, the one on show and the one laid over it."""
+    """Compare two finished runs: the one on show and the overlay."""
 
     found: Triage | None = None
 
@@ -122,8 +122,8 @@ class TriageRuns(SideJob):
 
 
 class MeasureFidelity(EngineJob):
-    """Measure it on the model's own continuation of a text, for which the file is loaded a second
-    time. Its runs keep the result as a fact."""
+    """Measure the compute mode's fidelity on the model's own continuation of a text, loading the
+    file a second time. Its runs keep the result as a fact."""
 
     needs_rest = True
     found: FidelityFacts | None = None
@@ -166,9 +166,9 @@ class MeasureFidelity(EngineJob):
 
 
 class MeasurePlain(EngineJob):
-    """Run a request with its drafters and without them, in alternation, and note the speeds of each
-    pair as a fact of the run that was made of it. The other runs are not kept. Cancelled, the pairs
-    so far count if they are enough."""
+    """Run a request with and without drafters in alternation, and note the speeds of each pair as a
+    fact of the run made from it. The other runs are not kept. When cancelled, the pairs so far
+    count if there are enough."""
 
     needs_rest = True
     error = ""
@@ -217,7 +217,7 @@ class MeasurePlain(EngineJob):
         return pairs
 
     def _speed(self, session: EngineSession, request: RunRequest) -> float | None:
-        """Tokens per second of one run; None if it was cancelled, or has no times."""
+        """Tokens per second of one run; None if cancelled or untimed."""
         if self.cancelled.is_set():
             return None
         store = TraceStore()
@@ -230,7 +230,8 @@ class MeasurePlain(EngineJob):
 
 
 class EstimateSpeeds(SideJob):
-    """Estimate them for a request. found: None where the run has no draft, too."""
+    """Estimate speeds of a request under other settings. found: None also if the run has no
+    draft."""
 
     found: TuneSurface | None = None
 

@@ -1,1 +1,1 @@
-"""Acceptance of drafts as counts, and the shapes in it that have a cause."""
+"""Acceptance of drafts as counts, and patterns in it that point to a cause."""

@@ -1,6 +1,6 @@
-"""Acceptance rules of servers: how each decides about a drafted token, by name.
+"""Acceptance rules of servers, by name.
 
-q is the probability with which the drafter drew the token, 1 where it took its best one. llama.cpp
+q is the probability with which the drafter sampled the token, 1 if it took its best one. llama.cpp
 #27694, vLLM #46781 and #45229 (open), SGLang's target-only sampling.
 """
 
@@ -36,15 +36,15 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class AcceptRule:
-    """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`, of `synthetic` the
-    probability that this number of tokens is accepted, from 1 on, where it is known."""
+    """A rule with its values: RATIO of `relaxed`, SINGLE and ACC of `threshold`; for `synthetic`
+    the probability that each number of tokens is accepted, from 1 on, if known."""
 
     name: str = MATCH
     values: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> AcceptRule:
-        """A rule as `NAME` or `NAME:VALUE,VALUE`. Raises OptionError."""
+        """Parse `NAME` or `NAME:VALUE,VALUE`. Raises OptionError."""
         name, _, rest = text.partition(":")
         defaults = _DEFAULTS.get(name, ())
         try:
@@ -64,12 +64,12 @@ class AcceptRule:
 
     @property
     def text(self) -> str:
-        """As `read` takes it."""
+        """The rule in the syntax of `read`."""
         return self.name + ":" * bool(self.values) + ",".join(f"{one:g}" for one in self.values)
 
     @property
     def draws(self) -> bool:
-        """Whether the drafter draws its tokens, so that q counts."""
+        """Whether the drafter samples its tokens, so that q matters."""
         return self.name in (REJECTION, BLOCK)
 
     @property
@@ -81,8 +81,8 @@ class AcceptRule:
 
     @property
     def leeway(self) -> float:
-        """By how much the logit of an accepted token may be below that of one that the target
-        would choose; 0 where the rule gives none."""
+        """How far the logit of an accepted token may be below the target's choice; 0 for exact
+        rules."""
         if self.name == SYNTHETIC:
             return math.inf
         return -math.log(self.values[0]) if self.name == RELAXED else 0.0
@@ -94,10 +94,10 @@ class AcceptRule:
         place: np.ndarray | None = None,
         ratio: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Probability that a token is accepted where all before it in the draft were, [n], NaN
-        where it is not known: p of the target's sampler and q of the drafter, NaN for a token that
-        was not drawn; place in the draft; ratio of the target's p to that of its best token, before
-        any sampler. Of `block` what `rejection` accepts."""
+        """Acceptance probability of a token whose predecessors in the draft were accepted, [n], NaN
+        if unknown. p: of the target's sampler; q: of the drafter, NaN for tokens not sampled; place
+        in the draft; ratio of the target's p to that of its best token, before any sampler. For
+        `block` that of `rejection`."""
         if self.name == SYNTHETIC:
             return self._by_place(place, len(p))
         if self.name == RELAXED:
@@ -111,7 +111,7 @@ class AcceptRule:
         return np.asarray(np.minimum(1.0, p / np.maximum(drawn, _TINY)))
 
     def _by_place(self, place: np.ndarray | None, n: int) -> np.ndarray:
-        """Of `synthetic`: rates are of all tokens up to a place."""
+        """For `synthetic`, whose rates are of all tokens up to a place."""
         rates = np.array((1.0, *self.values))
         if place is None or len(rates) == 1:
             return np.full(n, np.nan)
@@ -119,11 +119,11 @@ class AcceptRule:
         return known[np.minimum(place, len(known) - 1)]
 
     def carried(self, p: np.ndarray, q: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """What the tokens before leave of the chance to accept the block up to here, [n], for
-        tokens of drafts in order; NaN where one of them is not known. 1 for all rules but `block`:
-        there w is the product of p/q, cut to 1 after each token, and the token after is accepted
-        with the sum of min(p, q / w) over the vocabulary (Sun et al. 2024, arXiv 2403.10444: that
-        of min(w p, q) of all drafts, of which w have come so far)."""
+        """Factor of the acceptance probability left over by earlier tokens, [n], for tokens of
+        drafts in order; NaN if one of them is unknown. 1 for all rules but `block`: there w is the
+        product of p/q, capped at 1 after each token, and the next token is accepted with the sum of
+        min(p, q / w) over the vocabulary (Sun et al. 2024, arXiv 2403.10444: that of min(w p, q)
+        over all drafts, of which a share w has come so far)."""
         found = np.ones(len(p))
         if self.name == BLOCK:
             for i in np.flatnonzero(place > 0).tolist():
@@ -134,8 +134,8 @@ class AcceptRule:
 
     @staticmethod
     def expected(p: np.ndarray, q: np.ndarray, before: float = 1.0) -> tuple[float, float]:
-        """Bounds of the probability that a drawn token is accepted. p, q: of the tokens that are
-        known, [k]; all others have the rest. before: of `carried`."""
+        """Bounds of the probability that a sampled token is accepted. p, q: of the known tokens,
+        [k]; all others share the rest. before: from `carried`."""
         is_known = before == before
         w = max(before, _TINY) if is_known else 1.0
         least = float(np.minimum(p, q / w).sum())
@@ -144,17 +144,17 @@ class AcceptRule:
 
 
 def rule_of(facts: RunFacts) -> AcceptRule | None:
-    """The rule of a run: as its facts name it, else its options; None where neither does."""
+    """The rule of a run, from its facts, else its options; None if neither names one."""
     named = facts.accept_rule
     if named is None and facts.options is not None and facts.options.spec.types:
-        with suppress(OptionError):  # of a file
+        with suppress(OptionError):  # from a file
             if rates := facts.options.spec.synthetic:
                 return AcceptRule(SYNTHETIC, rates)
     if named is None and facts.options is not None:
         named = facts.options.spec.accept
     try:
         return None if named is None else AcceptRule.read(named)
-    except OptionError:  # of a file
+    except OptionError:  # from a file
         return None
 
 
@@ -171,8 +171,7 @@ _SAID = re.compile(
 
 
 def rule_said(text: str) -> AcceptRule | None:
-    """The rule that a server's command line, or a line that repeats its settings, names; None where
-    it says nothing of one."""
+    """The rule named by a server's command line or settings line; None if it names none."""
     found = dict(_pairs(text))
     if "single" in found or "acc" in found:
         values = tuple(_share(found.get(name, "1")) for name in ("single", "acc"))

@@ -1,8 +1,8 @@
-"""Acceptance by what a drafted token met: its place in the draft, depth of the context, kind of
-text, the round before, the target's entropy; of one run, or of two laid over each other.
+"""Acceptance breakdown by place in the draft, context depth, token class, previous round and target
+entropy, of one run or of two compared.
 
-Counted are tokens that were judged: the accepted ones of a draft and the first rejected one. A
-drafted end token that the target chose too is neither: it is the target's own, as in llama.cpp.
+Only judged tokens count: the accepted ones of a draft and the first rejected one. A drafted end
+token that the target chose too is the target's own, as in llama.cpp, and does not count.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from engine.trace.run_ref import RunColumns, RunRef, paired, places_of, round_ke
 _DRAFTED_KINDS = ("accepted", "rejected", "ignored", "replacement", "bonus", "target")
 _LONGEST_DRAFT = 1024
 _MOST_POSITIONS = 1 << 22
-"""Of a sequence's text that is looked into, tokens."""
+"""Longest part of a sequence's text that is analysed, tokens."""
 
 
 class DraftedTokens:
-    """The drafted tokens of some rounds. length: int64 [n]; tokens: ids [n, k], MISSING where there
-    is none; confidence: float [n, k]."""
+    """The drafted tokens of some rounds. length: int64 [n]; tokens: ids [n, k], MISSING if none;
+    confidence: float [n, k]."""
 
     def __init__(
         self, run: RunRef, rounds: RunColumns, order: np.ndarray, verified: np.ndarray
@@ -47,14 +47,14 @@ class DraftedTokens:
         self.confidence = self.column("draft_p")
 
     def column(self, name: str) -> np.ndarray:
-        """What the trace says of each token, float [n, k], NaN where there is none."""
+        """A trace column per token, float [n, k], NaN if none."""
         found = np.full(self._shape, np.nan)
         found[self._place] = self._rows[name][self._at]
         return found
 
     def fate(self, rounds: RunColumns, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Leading tokens that the text of the run has at their place, int64 [n], and whether it is
-        known to have another after them, bool [n]."""
+        """Number of leading tokens that equal the run's text at their place, int64 [n], and whether
+        the next one is known to differ, bool [n]."""
         text = self._rows
         mine = np.flatnonzero(text.is_text("kind", *EMITTED_KINDS) & (text["token_id"] >= 0))
         pos = text["pos"][mine]
@@ -80,7 +80,7 @@ class DraftedTokens:
 def rows_of(
     rounds: RunColumns, order: np.ndarray, round_: np.ndarray, seq_id: np.ndarray
 ) -> np.ndarray:
-    """Index into `order` of each round of a sequence, -1 where it is not among them."""
+    """Index into `order` of each round of a sequence, -1 if absent."""
     return places_of(round_keys(rounds)[order], paired(round_, seq_id))
 
 
@@ -98,7 +98,7 @@ _ENTROPIES = (0.05, 0.25, 0.5, 1.0, 2.0, 3.0)
 _AFTER = ("no draft", "none accepted", "part accepted", "all accepted")
 _Z = 1.96
 CLEAR = 0.01
-"""Probability by chance below which two shares differ."""
+"""Significance level at which two rates differ."""
 _MOST_SEQUENCES = 64
 _CLASSES = (
     ("white space", re.compile(r"\s+")),
@@ -123,11 +123,11 @@ def token_class(text: str) -> str:
 
 
 class Judged(NamedTuple):
-    """Drafted tokens that were judged, [n] each: place in the draft, position in the text, whether
-    it was accepted, sequence, the round before (index into what AFTER names), id of the token that
-    the target chose there (MISSING where unknown), the target's entropy and the probability that
-    its rule accepts the token, NaN where unknown: min(1, p / q), whose mean over what a drafter
-    draws is the sum of min(p, q); p alone where the drafter drew nothing."""
+    """Judged draft tokens, [n] each: place in the draft, position in the text, accepted or not,
+    sequence, previous round (index into AFTER's names), id of the target's choice (MISSING if
+    unknown), the target's entropy and the rule's acceptance probability, NaN if unknown: min(1, p /
+    q), whose mean over the drafter's samples is the sum of min(p, q); just p if the drafter did not
+    sample."""
 
     place: np.ndarray
     pos: np.ndarray
@@ -140,7 +140,7 @@ class Judged(NamedTuple):
 
     @classmethod
     def of(cls, run: RunRef) -> Judged:
-        """Of all drafts of a run that are known by themselves."""
+        """From all drafts of a run whose tokens are known."""
         rounds = RunColumns(run.store, "rounds", run.run_id)
         drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
         usable = ~rounds.is_prompt & (accepted >= 0) & (rounds["n_merged"] == MISSING)
@@ -176,18 +176,18 @@ class Judged(NamedTuple):
 
 
 def _at_places(run: RunRef, seq: np.ndarray, pos: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Id and entropy at places of the text, of the tokens that were emitted there."""
+    """Id and entropy of the emitted tokens at places of the text."""
     rows = RunColumns(run.store, "tokens", run.run_id)
     mine = np.flatnonzero(rows.is_text("kind", *EMITTED_KINDS))
     at = places_of(paired(rows["seq_id"][mine], rows["pos"][mine]), paired(seq, pos))
-    ids = np.append(rows["token_id"][mine], MISSING)  # at -1: not there
+    ids = np.append(rows["token_id"][mine], MISSING)  # -1: absent
     return ids[at], np.append(rows["target_entropy"][mine], np.nan)[at]
 
 
 def _expected(
     run: RunRef, drafts: DraftedTokens, source: np.ndarray, index: np.ndarray
 ) -> np.ndarray:
-    """Probability with which the rule accepts drafted tokens, by their rounds and indices."""
+    """Acceptance probability of drafted tokens under the rule, by round and index."""
     p, q = (drafts.column(name)[source, index] for name in ("rule_p", "rule_q"))
     chance = (rule_of(run.facts) or AcceptRule()).chance(p, q, index)
     return np.where(np.isfinite(p), chance, np.nan)
@@ -195,9 +195,9 @@ def _expected(
 
 @dataclass(frozen=True, slots=True)
 class TokenShare:
-    """Judged tokens of one group. low, high: bounds of the share, Wilson's 95 %. expected: the mean
-    probability with which the rule accepts them; None where it is not known of all. most: the same
-    at most, where not all candidates of the drafter are known and `expected` is the least."""
+    """Judged tokens of one group. low, high: bounds of the rate, Wilson's 95 %. expected: the mean
+    acceptance probability under the rule; None unless known for all. most: its upper bound if not
+    all candidates of the drafter are known; `expected` is then the lower one."""
 
     n: int
     accepted: int
@@ -214,7 +214,7 @@ class TokenShare:
 
     @property
     def rate(self) -> float | None:
-        """None without any."""
+        """None without tokens."""
         return self.accepted / self.n if self.n else None
 
     @property
@@ -228,8 +228,8 @@ class TokenShare:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One row of a table. b, p: of a second run, and the probability that the two shares differ so
-    by chance (Fisher's exact test, two-sided, times the rows of the table); None without."""
+    """One row of a table. b, p: of a second run, and the p-value of the difference of the rates
+    (Fisher's exact test, two-sided, times the rows of the table); None without."""
 
     by: str
     label: str
@@ -240,8 +240,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Acceptance of one run or two, in groups. total: of all judged tokens; decay: fits of the odds
-    of acceptance, by name of what they fall with, of each run."""
+    """Acceptance of one run or two, in groups. total: of all judged tokens; decay: per run,
+    logistic fits of acceptance, by the name of the variable."""
 
     total: Group
     groups: tuple[Group, ...]
@@ -253,7 +253,7 @@ class Breakdown:
 
 
 def breakdown(run: RunRef, other: RunRef | None = None) -> Breakdown:
-    """Group the judged tokens of a run, or of two, by all that is known of them."""
+    """Group the judged tokens of one or two runs by every known property."""
     runs = [run] if other is None else [run, other]
     judged = [Judged.of(one) for one in runs]
     groups: list[Group] = []
@@ -275,8 +275,8 @@ def breakdown(run: RunRef, other: RunRef | None = None) -> Breakdown:
 
 
 def by_words(found: Breakdown) -> str:
-    """Rates by all but the position, a line for each table; of two runs both, with a star where
-    they differ beyond chance."""
+    """Rates by everything but the position, one line per table; for two runs both, starred where
+    they differ significantly."""
     tables = {by: found.by(by) for by in (CATEGORY, CLASS, DEPTH, AFTER, ENTROPY)}
     return "\n".join(f"{by}: {', '.join(map(_rates, rows))}" for by, rows in tables.items() if rows)
 
@@ -313,7 +313,7 @@ def _group(
 def _tables(
     runs: Sequence[RunRef], judged: Sequence[Judged]
 ) -> Iterator[tuple[str, list[list[str]]]]:
-    """What tokens are grouped by: a label of each, of each run."""
+    """The groupings: per run a label for each token."""
     yield INDEX, [[str(i) for i in one.place.tolist()] for one in judged]
     yield DEPTH, [[_depth(pos) for pos in one.pos.tolist()] for one in judged]
     yield CATEGORY, [_categories(run, one) for run, one in zip(runs, judged, strict=True)]
@@ -343,7 +343,7 @@ def _entropy(nats: float) -> str:
 
 
 def _class_of(run: RunRef, judged: Judged) -> list[str]:
-    """By the text of the token that the target chose."""
+    """By the text of the target's choice."""
     pieces = run.store.pieces
     known = {
         token: token_class(pieces[token].decode("utf-8", "replace"))
@@ -354,7 +354,7 @@ def _class_of(run: RunRef, judged: Judged) -> list[str]:
 
 
 def _categories(run: RunRef, judged: Judged) -> list[str]:
-    """What a record says of the request's prompt."""
+    """The prompt categories of a record's requests."""
     known: dict[int, str] = {}
     for request in run.facts.requests or ():
         for source in (request.record, request.settings):
@@ -365,7 +365,7 @@ def _categories(run: RunRef, judged: Judged) -> list[str]:
 
 
 def _in_order(names: Sequence[str]) -> list[str]:
-    """Labels without doubles: numbers ascending, others as they come, `unknown` last."""
+    """Unique labels: numbers ascending, others in order of appearance, `unknown` last."""
 
     def key(name: str) -> tuple[int, float]:
         digits = re.match(r"[\d,.]+", name)

@@ -1,4 +1,4 @@
-"""Counts of drafts, and how likely a share as small as one of them is by chance."""
+"""Draft counts, and statistical tests of acceptance rates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.trace.records import MISSING
 from engine.trace.run_ref import RunColumns
 
 _MOST_TERMS = 1 << 17
-"""Of a sum; those beyond are far below the last digit of it."""
+"""Terms of a sum; later ones are far below its last digit."""
 
 
 def binomial_at_most(k: int, n: int, p: float) -> float:
-    """Probability of k or fewer of n, each with probability p."""
+    """Binomial tail: probability of k or fewer of n, each with probability p."""
     if k >= n or p <= 0:
         return 1.0
     if k < 0 or p >= 1:
@@ -32,8 +32,8 @@ def binomial_at_most(k: int, n: int, p: float) -> float:
 
 
 def fisher_less(k: int, n: int, other_k: int, other_n: int) -> float:
-    """Fisher's exact test, one-sided: probability of k or fewer of n by chance, where both groups
-    together have k + other_k of n + other_n."""
+    """Fisher's exact test, one-sided: probability of k or fewer of n if both groups together have k
+    + other_k of n + other_n."""
     total, right = n + other_n, k + other_k
     least = max(0, right - other_n)
     log_first = _log_choose(right, k) + _log_choose(total - right, n - k) - _log_choose(total, n)
@@ -51,13 +51,13 @@ def wilson(k: int, n: int, z: float) -> float:
 
 
 Logistic = tuple[float, float, float, float]
-"""A fit of the log odds of success over x: the slope of x and its standard error, the shares at the
-least and the largest x."""
+"""A logistic fit over x: the slope with its standard error, the rates at the smallest and largest
+x."""
 
 
 def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
-    """Logistic regression of k successes of n at each x, float [m]; None where x, or what came
-    of it, does not vary."""
+    """Logistic regression of k successes of n at each x, float [m]; None if x or the outcome does
+    not vary."""
     if not len(x) or x.min() == x.max() or k.sum() in (0, n.sum()):
         return None
     p, (slope, error), _ = fitted(x, k, n)
@@ -67,8 +67,8 @@ def logistic(x: np.ndarray, k: np.ndarray, n: np.ndarray) -> Logistic | None:
 def fitted(
     x: np.ndarray, k: np.ndarray, n: np.ndarray
 ) -> tuple[np.ndarray, tuple[float, float], float]:
-    """Shares at each x by a logistic regression (Newton's method), the slope with its standard
-    error, and the log-likelihood. x has to vary."""
+    """Rates at each x from a logistic regression (Newton's method), the slope with its standard
+    error, and the log-likelihood. x must vary."""
     scale = float(x.std())
     design = np.stack([np.ones_like(x), (x - x.mean()) / scale])
     weights = np.zeros(2)
@@ -87,7 +87,7 @@ def _log_choose(n: int, k: int) -> float:
 
 
 def _sum_down(log_first: float, ratios: np.ndarray) -> float:
-    """Sum of a term and of those that follow it, each `ratios` times the one before."""
+    """Sum of a term and its successors, each `ratios` times its predecessor."""
     with np.errstate(divide="ignore"):
         logs = log_first + np.concatenate([[0.0], np.cumsum(np.log(np.maximum(ratios, 0.0)))])
     top = float(logs.max())
@@ -95,22 +95,21 @@ def _sum_down(log_first: float, ratios: np.ndarray) -> float:
 
 
 _LONGEST_USUAL = 8
-"""Tokens of a draft, where only the sum of all is known."""
+"""Usual longest draft, tokens, where only the sum over all drafts is known."""
 _INTERVALS = ("vllm-log", "sglang-log", "atom-log")
-"""Records whose requests are spans of time, each of all requests then."""
+"""Records whose requests are time intervals, each over all requests then."""
 _ENGINE = re.compile(r"engine (\d{1,6}),")
-"""Begins the place of an interval of one of several engines."""
+"""Prefix of the place of an interval of one of several engines."""
 _ROWS = "benchmark"
-"""The record whose requests are rows of a table, or runs of a program: all that acceptance depends
-on may differ between them."""
+"""The record whose requests are table rows or program runs, between which everything may differ."""
 _LOOKS_UP = ("ngram", "suffix", "lookup")
-"""In the names of drafters without a model."""
+"""Part of the names of drafters without a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """How far drafts come, by index in the draft, int64 [K] each. judged: those whose token there
-    was judged, after right ones. accepted: those whose token was accepted."""
+    """Survival of drafts by index, int64 [K] each. judged: drafts whose token there was judged,
+    after correct ones. accepted: drafts whose token was accepted."""
 
     judged: np.ndarray
     accepted: np.ndarray
@@ -119,8 +118,8 @@ class Survival:
     def of(
         cls, drafted: np.ndarray, accepted: np.ndarray, n: np.ndarray | None = None, size: int = 0
     ) -> Survival:
-        """From tokens drafted and accepted, [m] each: the first one that was not is judged, later
-        ones are not. n: how many drafts of each there are. size: K at least."""
+        """From tokens drafted and accepted, [m] each: the first rejected one is judged, later ones
+        are not. n: multiplicity of each draft. size: minimum K."""
         size = max(size, int(drafted.max(initial=0)))
         if not (some := drafted > 0).all():
             drafted, accepted, n = drafted[some], accepted[some], None if n is None else n[some]
@@ -131,31 +130,31 @@ class Survival:
 
     @property
     def rate(self) -> np.ndarray:
-        """Share of drafts accepted up to and with each index, float64 [K]; NaN from the first
-        index that no draft was judged at."""
+        """Share of drafts accepted through each index, float64 [K]; NaN from the first index
+        without judged drafts."""
         steps = np.full(len(self.judged), np.nan)
         np.divide(self.accepted, self.judged, out=steps, where=self.judged > 0)
         return np.cumprod(steps)
 
     @property
     def conditional(self) -> np.ndarray:
-        """The share accepted at each index after right ones; where no draft was judged, that of the
-        index before: float64 [K]."""
+        """Share accepted at each index given correct predecessors, or that of the index before if
+        none was judged: float64 [K]."""
         known = np.where(self.judged > 0, np.arange(len(self.judged)), -1)
-        rates = np.append(self.accepted / np.maximum(self.judged, 1), 0.0)  # at -1: none before
+        rates = np.append(self.accepted / np.maximum(self.judged, 1), 0.0)  # -1: none before
         return rates[np.maximum.accumulate(known)]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Drafts of one drafter, whole numbers [u] each: number, those whose first token was accepted,
-    tokens drafted and accepted, sequence, slot, round (of sums: number of the request), position of
-    the first token (of sums: tokens of the prompt; MISSING where unknown), and whether the
-    sampler's settings are those of the others.
+    """Drafts of one drafter, integers [u] each: number of drafts, those with an accepted first
+    token, tokens drafted and accepted, sequence, slot, round (for sums: request number), position
+    of the first token (for sums: prompt length; MISSING if unknown), and whether sampler settings
+    equal the others'.
 
-    survival: of sums as far as they leave no choice. is_by_round: a row for each draft; else unit
-    says what a row is. has_first: whether drafts and their first tokens were counted; else their
-    number is a bound, or, where is_estimate, what averages and speeds make.
+    survival: for sums as far as they determine it. is_by_round: one row per draft; else unit says
+    what a row is. has_first: whether drafts and first tokens were counted; else their number is a
+    bound or, with is_estimate, derived from averages and speeds.
     """
 
     drafter: str
@@ -176,11 +175,11 @@ class DraftCounts:
 
     @property
     def looks_up(self) -> bool:
-        """Whether drafts are looked up in the text, where what is not repeated is not found."""
+        """Whether drafts are looked up in the text, where unrepeated text gives no match."""
         return any(word in self.drafter for word in _LOOKS_UP)
 
     def only(self, rows: np.ndarray) -> DraftCounts:
-        """Some of the rows, bool or indices; of sums all indices of drafts stay."""
+        """Selected rows, bool or indices; for sums the survival is unchanged."""
         names = ("n", "first", "drafted", "accepted", "seq", "slot", "at", "pos", "setting")
         mine: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
         if self.is_by_round:
@@ -188,8 +187,7 @@ class DraftCounts:
         return replace(self, **mine)
 
     def by_sequence(self, least: int = 1, most: int | None = None) -> list[DraftCounts]:
-        """Each sequence by itself that has at least this many rows; with `most` at most that number
-        of them, the longest first."""
+        """Each sequence with at least this many rows by itself; with `most`, the longest ones."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
         bounds = np.concatenate([[0], starts, [len(order)]])
@@ -203,7 +201,7 @@ class DraftCounts:
 def draft_counts(
     facts: RunFacts, rounds: RunColumns, is_later: np.ndarray, drafters: Sequence[str]
 ) -> Iterator[DraftCounts]:
-    """Of each drafter of a run: from its rounds, of requests without rounds from their sums.
+    """Per drafter of a run: from its rounds, or from sums for requests without rounds.
 
     is_later: rounds after the prompt, bool [n]. drafters: the run's, for rounds that name none.
     """
@@ -258,8 +256,7 @@ def _of_sums(
     slots: Mapping[int, int],
     unit: str,
 ) -> DraftCounts | None:
-    """requests: what is given of each, its sequence, the number of its settings, and the longest
-    draft that it may have."""
+    """requests: figures, sequence, number of the settings, and longest possible draft of each."""
     rows: list[tuple[int, ...]] = []
     came, passes = [], []
     has_first = True
@@ -317,8 +314,8 @@ def _of_sums(
 
 
 def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
-    """Of intervals that have averages alone, the counts that these make with the speed and the
-    time since the interval before, empty without; enough to tell a share from chance."""
+    """For intervals with averages only, the counts implied by these, the speed and the time since
+    the previous interval; empty without. Good enough for significance."""
     before: dict[str, datetime] = {}
     for one in requests:
         names = "mean_acceptance_length", "predicted_per_second"
@@ -328,7 +325,7 @@ def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
         try:
             now = datetime.fromisoformat(time)
             seconds = (now - before.get(engine, now)).total_seconds()
-        except (ValueError, TypeError):  # some have a zone
+        except (ValueError, TypeError):  # some have a time zone
             yield {}
             continue
         before[engine] = now
@@ -349,7 +346,7 @@ _ACCEPTED = ("num_accepted_draft_tokens", "draft_n_accepted")
 
 
 def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
-    """Drafts that had a token at each index at least, where only their sum is known."""
+    """Lower bound of drafts with a token at each index, from their sum."""
     if drafted == steps * n_pos:
         return [steps] * n_pos
     return [
@@ -359,7 +356,7 @@ def _least_offered(drafted: int, steps: int, n_pos: int) -> list[int]:
 
 
 def _slots(facts: RunFacts, requests: list[RequestFacts]) -> Iterator[tuple[int, int]]:
-    """The slot of each sequence, as far as known, or the engine that an interval is of."""
+    """The slot of each sequence, if known, or an interval's engine."""
     for record in facts.prompt_reuse or ():
         yield record.seq_id, record.slot
     for one in requests:
@@ -370,7 +367,7 @@ def _slots(facts: RunFacts, requests: list[RequestFacts]) -> Iterator[tuple[int,
 
 
 def _setting(request: RequestFacts) -> str:
-    """What acceptance depends on in a request's settings."""
+    """The settings of a request that acceptance depends on."""
     for one in (request.generation_settings, request.settings):
         if "temperature" in one:
             return str(one["temperature"])[:20]
@@ -398,7 +395,7 @@ def _list(told: dict[str, Any], name: str) -> list[int]:
 
 
 def _ids(numbers: np.ndarray) -> np.ndarray:
-    """The different ones of small numbers, from 0."""
+    """Distinct small numbers renumbered from 0."""
     return np.flatnonzero(np.bincount(numbers))
 
 

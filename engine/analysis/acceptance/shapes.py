@@ -1,9 +1,9 @@
-"""Shapes of acceptance that a broken drafter leaves and a weak one does not.
+"""Acceptance shapes that a broken drafter produces and a weak one does not.
 
-Every shape is a share near chance where another group of the same run has a good one, and is taken
-for one only if counts as uneven are unlikely by chance (binomial tail or Fisher's exact test, the
-level divided by the number of places looked at). A share alone is never enough: hard text, long
-drafts and weak drafters lower it too.
+Every shape is a rate near chance where another group of the same run has a good one, and is
+reported only if such uneven counts are unlikely by chance (binomial tail or Fisher's exact test,
+level divided by the number of places examined). A low rate alone is never enough: hard text, long
+drafts and weak drafters cause it too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ ZERO, ONE_SLOT, ZERO_FROM, AFTER_PARTIAL, WITH_DEPTH, FIRST_ONLY, CLIFF, ALWAYS 
     "acceptance-always",
 )
 LEAST = 32
-"""Drafts below which nothing is said."""
+"""Fewer drafts than this are not judged."""
 _CHANCE = 0.03
-"""Share of first tokens that a drafter without any knowledge may get right."""
+"""Rate of first tokens that a drafter without any knowledge may reach."""
 _WEAK = 0.12
-"""Share that a weak drafter on hard text still has."""
+"""Rate that a weak drafter still reaches on hard text."""
 _LEVEL, _STRICT = 1e-3, 1e-5
 _LEAST_LOOKUPS = 192
 _LEAST_ALWAYS = 400
@@ -48,18 +48,18 @@ _BINS = 64
 _STEPS = 3
 _LEAST_REQUESTS, _LEAST_SUMS = 12, 3
 _MOST_SLOPES = 64
-"""Sequences of a run that are looked at for one, the longest."""
+"""Number of sequences of a run tested for a slope, longest first."""
 
 
 def shapes(counts: DraftCounts) -> Iterator[Finding]:
-    """What the drafts of one drafter show, the likeliest explanation of each part of them."""
+    """Findings on the drafts of one drafter, the likeliest explanation of each part."""
     if counts.looks_up:
         yield from _zero(counts)
         return
     if found := list(_zero(counts)):
         yield from found
         return
-    # of requests without slots the last ones may be at chance, not single ones
+    # without slots, the last requests may be at chance, but not single ones
     if not counts.is_by_round and (found := list(_zero_from(counts))):
         yield from found
         return
@@ -87,7 +87,7 @@ def shapes(counts: DraftCounts) -> Iterator[Finding]:
 
 
 def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
-    """Of all drafts, or of those of one row of a table."""
+    """Zero acceptance of all drafts, or of one row of a table."""
     n, k = int(counts.n.sum()), int(counts.first.sum())
     if n < LEAST or not _is_zero(n, k) or (counts.looks_up and (k or n < _LEAST_LOOKUPS)):
         return
@@ -102,7 +102,7 @@ def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
 
 
 def _one_row(row: DraftCounts, every: DraftCounts) -> Iterator[Finding]:
-    """A row of a table in which next to nothing is accepted, while the others do well."""
+    """A table row with almost no acceptance while the others do well."""
     n, k = int(row.drafted.sum()), int(row.accepted.sum())
     if n < 3 * LEAST or k > _CHANCE * n:
         return
@@ -128,7 +128,7 @@ def _is_zero(n: int, k: int, level: float = _LEVEL) -> bool:
 
 
 def _one_slot(counts: DraftCounts) -> Iterator[tuple[Finding, int]]:
-    """Slots that are at chance while the others are not, each with its number."""
+    """Slots at chance while others are not, with slot number."""
     slots, at = np.unique(counts.slot, return_inverse=True)
     if len(slots) < 2 or len(np.unique(counts.setting)) > 1:
         return
@@ -170,7 +170,7 @@ def _one_slot(counts: DraftCounts) -> Iterator[tuple[Finding, int]]:
 
 
 def _zero_from(counts: DraftCounts) -> Iterator[Finding]:
-    """At chance from a round or position on: of all sequences together, else of single ones."""
+    """At chance from a round or position on, in all sequences or in single ones."""
     by_time = np.arange(len(counts.n))
     places = {"round": (by_time, _change(counts, by_time))}
     if (counts.pos != MISSING).all():
@@ -193,8 +193,8 @@ def _zero_from(counts: DraftCounts) -> Iterator[Finding]:
 
 
 def _may_fail(counts: DraftCounts, order: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """After which rows in this order drafts are at chance up to the end of their part, as far as
-    there are enough. ends: the last row of each part."""
+    """Rows in this order after which all drafts to the end of their part may be at chance, if there
+    are enough of them. ends: the last row of each part."""
     n, k = counts.n[order].cumsum(), counts.first[order].cumsum()
     lengths = np.diff(ends, prepend=-1)
     n_after = np.repeat(n[ends], lengths) - n
@@ -203,13 +203,13 @@ def _may_fail(counts: DraftCounts, order: np.ndarray, ends: np.ndarray) -> np.nd
 
 
 def _least(counts: DraftCounts) -> int:
-    """Rows that have to be on either side of a change."""
+    """Minimum number of rows on either side of a change."""
     return 1 if counts.is_by_round else _LEAST_SUMS
 
 
 def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[int, float]:
-    """Where in this order drafts begin to fail, and by how much that explains them better than one
-    share for all; 0 for nowhere."""
+    """Row in this order from which drafts fail, and the log-likelihood gained over a constant rate;
+    0 for none."""
     least = _least(counts)
     if len(order) < 2 * least or not _may_fail(counts, order, np.array([len(order) - 1])).size:
         return 0, 0.0
@@ -231,7 +231,9 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
         or fisher_less(k_after, n_after, k_before, n_before) > _STRICT / (len(n) * n_looks)
     ):
         return 0, 0.0
-    if counts.is_by_round:  # the same sequences did well before, not others on easier text
+    if (
+        counts.is_by_round
+    ):  # the same sequences must have done well before, not others on easier text
         rows = order[: split + 1]
         rows = rows[np.isin(counts.seq[rows], counts.seq[order[split + 1 :]])]
         if counts.first[rows].sum() < 0.2 * len(rows) or len(rows) < LEAST // 2:
@@ -273,7 +275,7 @@ def _after_partial(counts: DraftCounts) -> Iterator[Finding]:
     full = np.roll(accepted == drafted, 1)
     partial = np.roll((accepted > 0) & (accepted < drafted), 1) & has_before
     rejected = ~full & has_before
-    # in hard text drafts fail in a row, so what came two rounds before counts as well
+    # failures cluster in hard text, so the round before the previous one matters too
     first_of = rejected & np.roll(has_before & full, 1)
     for low, other, sharp, what in (
         (partial, has_before & ~partial, partial, "a partial acceptance"),
@@ -317,8 +319,8 @@ def _mask(rows: np.ndarray, n: int) -> np.ndarray:
 
 
 def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
-    """Steadily worse with the position: a slope that explains more than a few steps do, as easy
-    and hard text would make them."""
+    """Steady decline with position: a slope that explains more than a few steps would, as easy and
+    hard text produce them."""
     has_pos = bool((counts.pos != MISSING).all())
     if not has_pos:
         if not counts.is_by_round:
@@ -362,21 +364,21 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
 
 _PLACES = "prompts of", "positions", "rounds"
 _Fall = tuple[int, float, float, float, float]
-"""A logistic slope of acceptance over positions: the sequence; the log-likelihood beyond a
-constant, and beyond the best three steps; the fitted shares at its begin and end."""
+"""A logistic slope of acceptance over positions: the sequence; its log-likelihood minus that of a
+constant, and of the best three steps; the fitted rates at both ends."""
 
 
 def _fall(counts: DraftCounts) -> _Fall | None:
-    """The slope of one sequence, or over requests; None where there are too few."""
+    """The slope of one sequence, or over requests; None if there are too few."""
     least = 3 * LEAST if counts.is_by_round else _LEAST_REQUESTS
     if len(counts.n) < least or counts.pos.min() == counts.pos.max():
         return None
     order = np.argsort(counts.pos, kind="stable")
     x, k = counts.pos[order].astype(float), counts.accepted[order].astype(float)
-    n = np.minimum(k + counts.n[order], counts.drafted[order])  # tokens that were judged
+    n = np.minimum(k + counts.n[order], counts.drafted[order])  # judged tokens
     p, _, likelihood = fitted(x, k, n)
     spread = 1.0
-    if not counts.is_by_round:  # requests differ by more than their counts
+    if not counts.is_by_round:  # requests vary by more than their counts
         spread = max(1.0, float(((k - n * p) ** 2 / (n * p * (1 - p))).sum() / (len(n) - 2)))
     edge = max(1, len(p) // 20)
     return (
@@ -389,7 +391,7 @@ def _fall(counts: DraftCounts) -> _Fall | None:
 
 
 def _best_steps(n: np.ndarray, k: np.ndarray) -> float:
-    """Log-likelihood of the best split into parts of one share each, over bins."""
+    """Log-likelihood of the best piecewise-constant rate over bins."""
     edges = np.linspace(0, len(n), min(_BINS, len(n) // 8) + 1).astype(int)
     n, k = (np.concatenate([[0.0], one.cumsum()])[edges] for one in (n, k))
     best = _log_likelihood(n, k)
@@ -403,7 +405,7 @@ def _best_steps(n: np.ndarray, k: np.ndarray) -> float:
 
 
 def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Of k successes in n at their own share."""
+    """Log-likelihood of k successes in n at their own rate."""
     with np.errstate(divide="ignore", invalid="ignore"):
         wins = np.where(k > 0, k * np.log(k / n), 0.0)
         losses = np.where(n > k, (n - k) * np.log1p(-k / n), 0.0)
@@ -414,7 +416,7 @@ def _log_likelihood(n: np.ndarray, k: np.ndarray) -> np.ndarray:
 
 
 def _cliff(counts: DraftCounts) -> Iterator[Finding]:
-    """The first index of a draft from which on acceptance falls far more than from any before."""
+    """The first draft index at which acceptance falls far more than at any earlier one."""
     reached, passed = counts.survival.judged, counts.survival.accepted
     shares = [k / n if n else math.nan for n, k in zip(reached, passed, strict=True)]
     for i in range(1, len(reached)):
@@ -470,7 +472,7 @@ def _share(k: int, n: int) -> str:
 
 
 def _first(counts: DraftCounts) -> str:
-    """First tokens accepted, as far as they were counted, else all tokens; of averages these."""
+    """Accepted first tokens if counted, else all tokens; of averages these."""
     n = int(counts.n.sum())
     if counts.is_estimate:
         return f"{counts.accepted.sum() / max(n, 1):.2f} tokens of each of about {n:,} drafts"
@@ -480,7 +482,7 @@ def _first(counts: DraftCounts) -> str:
 
 
 def _passed(counts: DraftCounts) -> str:
-    """What is said of them."""
+    """The matching noun phrase."""
     if not counts.has_first:
         return f"{_by(counts)} were accepted"
     return f"{_by(counts)} had their first token accepted"

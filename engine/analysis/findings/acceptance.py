@@ -1,4 +1,4 @@
-"""Rules about acceptance: low by shape, high because the text repeats itself, or worth nothing."""
+"""Acceptance rules: low by shape, inflated by repetition, or not worth its cost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _setting(run: ExaminedRun) -> str:
 
 
 def _zero(run: ExaminedRun) -> Iterator[Finding]:
-    """With what the drafts themselves are, where they are known."""
+    """Adds facts about the drafts themselves, if known."""
     tokens = run.tokens
     drafted = tokens.is_text("kind", "accepted", "rejected") & (tokens["draft_index"] == 0)
     ids = tokens["token_id"][drafted & (tokens["token_id"] != MISSING)]
@@ -52,9 +52,9 @@ def _zero(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
-    """Another engine that has a drafter and drafts nothing; our own says why (drafter-mute)."""
+    """Another engine with a drafter that drafts nothing; for ours see drafter-mute."""
     facts = run.facts
-    # vLLM has these counters only where speculation is on
+    # vLLM exports these counters only with speculation enabled
     is_counted = facts.record is not None and facts.record.shape == "prometheus"
     if facts.options is not None or (run.rounds["num_draft_tokens"] > 0).any():
         return
@@ -68,7 +68,7 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
     if _has_unread(run):
         return
     if any(one.told.get("num_draft_tokens") for one in facts.requests or ()):
-        return  # of others it is not known
+        return  # unknown for others
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield Finding(
         f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
@@ -77,13 +77,13 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _has_unread(run: ExaminedRun) -> bool:
-    """Whether it has lines that were not read, which may be about drafts."""
+    """Whether it has unread lines, which may be about drafts."""
     return any(one.rule == "log-unread" for one in run.facts.observed_findings or ())
 
 
 def _slower(run: ExaminedRun) -> Iterator[Finding]:
-    """By the run's own rounds without a draft, by another run without drafts, or by two servers'
-    sums."""
+    """Slower than the run's own rounds without a draft, than another run without drafts, or by two
+    servers' sums."""
     rounds = run.rounds
     if run.lane:
         return
@@ -117,12 +117,12 @@ def _slower(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
-    """One server's sums with drafts against its sums without, of the same requests."""
+    """A server's sums with drafts against its sums without, for the same requests."""
     mine, told = _speed(run.facts), run.facts.told or {}
     drafted, accepted = told.get("draft_n"), told.get("draft_n_accepted")
     if mine is None or not drafted or not accepted:
         return
-    # without their number, all rounds are counted: each has one token that was not drafted
+    # if unknown, count every round: each emits one token that was not drafted
     n = int(told.get("num_spec_steps") or max(told["predicted_n"] - 1 - accepted, 1))
     same = _requests(run.facts)
     for other in sorted(run.trace.runs, reverse=True)[:_MOST_RUNS]:
@@ -138,7 +138,7 @@ def _slower_by_sums(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
-    """Rows of a table against its only row that says nothing of acceptance."""
+    """Table rows against the only row without acceptance."""
     requests = run.facts.requests or []
     if run.facts.record is None or run.facts.record.shape != "benchmark" or _has_unread(run):
         return
@@ -160,14 +160,14 @@ def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _speed(facts: RunFacts) -> float | None:
-    """Tokens per second as another engine reported them; None without a report of some length."""
+    """Tokens per second reported by another engine; None without a report of sufficient length."""
     told = facts.told or {}
     per_second, n = told.get("predicted_per_second"), told.get("predicted_n")
     return per_second if per_second and n and n >= 2 * _LEAST_TOKENS else None
 
 
 def _requests(facts: RunFacts) -> list[object]:
-    """What was asked of which model of which engine."""
+    """The requests, their model and engine."""
     asked = [(one.prompt, one.messages) for one in facts.requests or ()]
     model = facts.model or {}
     return [facts.source.engine if facts.source else None, model.get("name"), *asked]
@@ -176,8 +176,8 @@ def _requests(facts: RunFacts) -> list[object]:
 def _slower_hit(
     ratio: float, per_step: float, plain_ms: float, n: int, drafted: int, accepted: int, where: str
 ) -> Iterator[Finding]:
-    """ratio: speed with drafts over speed without. per_step: tokens of a step. plain_ms: time of
-    one token without. n: steps."""
+    """ratio: speed with drafts over speed without. per_step: tokens per step. plain_ms: time per
+    token without drafts. n: steps."""
     if accepted < _HIGH * drafted or ratio > _SLOWER:
         return
     step_ms = plain_ms * per_step / ratio
@@ -200,16 +200,16 @@ def _round_ms(run: ExaminedRun) -> np.ndarray:
 
 
 _LONGEST = 32
-"""Tokens of the longest n-gram that is looked for."""
+"""Longest repeated n-gram searched for, tokens."""
 _LEAST_LOOP, _LEAST_TIMES, _LEAST_ROUNDS = 64, 4, 8
-"""Less than that may be a table, a banner or a list of zeros."""
+"""Shorter ones may be a table, a banner or a list of zeros."""
 _BLANK = -1
-"""Stands for every token of white space."""
+"""Id used for every white-space token."""
 
 
 _Loop = tuple[int, int, int, bool]
 """first, stop, period, blank: tokens first .. stop - 1 repeat the `period` tokens before them;
-blank: all of them are white space."""
+blank: all are white space."""
 
 
 def _repeats(run: ExaminedRun) -> Iterator[Finding]:
@@ -243,13 +243,13 @@ def _repeats(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _identities(run: ExaminedRun, rows: np.ndarray) -> np.ndarray:
-    """A number for each token, its id, or one of its text where no id is known: int64 [n]."""
+    """A number for each token, its id, or one per text if the id is unknown: int64 [n]."""
     ids = run.tokens["token_id"][rows].astype(np.int64)
     return np.where(ids == MISSING, -2 - run.tokens["text"][rows].astype(np.int64), ids)
 
 
 def _blanks(run: ExaminedRun, ids: np.ndarray) -> Iterator[int]:
-    """Which of the tokens are white space."""
+    """Ids of white-space tokens."""
     for one in np.unique(ids).tolist():
         piece = run.trace.pieces.get(one, b"")
         if one < 0:
@@ -259,8 +259,8 @@ def _blanks(run: ExaminedRun, ids: np.ndarray) -> Iterator[int]:
 
 
 def _first_loop(ids: np.ndarray, is_blank: np.ndarray) -> _Loop | None:
-    """The first long repetition, and of those that begin together the one of the shortest n-gram;
-    None without any."""
+    """The first long repetition, with the shortest period if several start together; None without
+    any."""
     found = []
     blank = np.where(is_blank, _BLANK, ids)
     for first, stop in _stretches((blank[1:] == _BLANK) & (blank[:-1] == _BLANK)):
@@ -273,7 +273,7 @@ def _first_loop(ids: np.ndarray, is_blank: np.ndarray) -> _Loop | None:
 
 
 def _stretches(same: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Where long runs of True begin and end."""
+    """Start and end of long runs of True."""
     if np.count_nonzero(same) < _LEAST_LOOP:
         return
     edges = np.flatnonzero(np.diff(same.astype(np.int8), prepend=0, append=0))

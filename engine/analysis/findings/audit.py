@@ -1,5 +1,4 @@
-"""Rules about what the audit of a run found (engine.audit.run_audit), but for wrong states; and the
-result of an audit in words."""
+"""Audit rules (engine.audit.run_audit), except wrong states; and an audit's result in words."""
 
 from __future__ import annotations
 
@@ -12,18 +11,17 @@ from engine.foreign import is_whole
 from engine.trace.facts import AuditFacts, Finding, RunFacts
 
 GOING_ON, NOT_AUDITED, STOPPED = "going on", "not audited", "stopped"
-"""The verdict of an audit until there is one, where there is none, and where it was stopped before
-it had one."""
+"""Verdict of an audit before it is finished, if there is none, and if it was stopped early."""
 
 
 def audit_goes_on(facts: RunFacts) -> bool:
-    """Whether a run has all its tokens and is being compared with plain decoding."""
+    """Whether a finished run is still being compared with plain decoding."""
     return facts.audit is not None and facts.audit.verdict == GOING_ON
 
 
 def audit_text(facts: RunFacts) -> Iterator[str]:
-    """A line on the audit of a run with these facts, and one for each thing that it did not judge;
-    nothing of a run without one."""
+    """A line on the run's audit, and one for each part that it did not judge; empty without an
+    audit."""
     audit = facts.audit
     if audit is None:
         return
@@ -40,9 +38,9 @@ def audit_text(facts: RunFacts) -> Iterator[str]:
 
 
 def audit_sentence(facts: RunFacts) -> str:
-    """The result in a few words, empty for a run without an audit and while it goes on.
+    """The result in a few words, empty without an audit or while it goes on.
 
-    Raises nothing for facts of an opened trace, whatever they are.
+    Raises nothing, whatever the facts of an opened trace are.
     """
     audit = facts.audit
     if audit is None:
@@ -63,7 +61,7 @@ def audit_sentence(facts: RunFacts) -> str:
 
 
 def _judged(audit: AuditFacts) -> str:
-    """What agreed: the text or a part of it, and the rounds whose states were compared."""
+    """What agreed: the whole text or a part, and the rounds whose states were compared."""
     n, n_text, n_rounds = audit.n_tokens or 0, audit.n_text or 0, audit.n_rounds_sampled or 0
     if not n:
         return "every token is drawn by the rule; there was no time to decode the text again"
@@ -75,7 +73,7 @@ def _judged(audit: AuditFacts) -> str:
 
 
 def _first(run: ExaminedRun, what: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The sequences of which this is the first wrong thing, and what is known of it."""
+    """The sequences whose first error is this one, with its record."""
     return ((one, one[what]) for one in run.audited if one["what"] == what)
 
 
@@ -141,7 +139,7 @@ def _consequence(one: dict[str, Any]) -> str:
 
 
 _Says = Callable[[dict[str, Any]], tuple[str, str]]
-"""Message and evidence of a note of engine.audit.sampler_check."""
+"""Formats message and evidence of a note of engine.audit.sampler_check."""
 
 
 def _sampler(run: ExaminedRun, what: str, says: _Says) -> Iterator[Finding]:
@@ -152,7 +150,7 @@ def _sampler(run: ExaminedRun, what: str, says: _Says) -> Iterator[Finding]:
 
 
 def _state(run: ExaminedRun, what: str, said: str) -> Iterator[Finding]:
-    """Those of a kind that the sampler's state is wrong in."""
+    """Notes of one kind about the sampler's state."""
     how = "after the round, compared with a sampler that drew the text alone"
     if what == "random numbers":
         how = "after the round, by the seed and one number for each draw"

@@ -1,4 +1,4 @@
-"""All rules, applied: on demand without writing, or once into the findings table."""
+"""Application of all rules: on demand without writing, or once into the findings table."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ RULES = {
 
 
 def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Finding]:
-    """What the rules say of these runs (None: all) as far as they are recorded: errors first, each
-    followed by what follows from it.
+    """Findings of these runs (None: all) as recorded so far: errors first, each followed by its
+    consequences.
 
     At most one finding per rule, run and sequence: its round is the first offending one, its
     evidence counts them all. Reads whole columns and writes nothing, so any thread may call it
@@ -69,9 +69,9 @@ def find(trace: TraceStore, run_ids: Iterable[int] | None = None) -> list[Findin
 
 
 def record_findings(trace: TraceStore, run_ids: Iterable[int]) -> None:
-    """Append what the rules say of these runs to the findings table, by the engine's thread.
+    """Append the findings of these runs to the findings table, on the engine's thread.
 
-    What is there already, by rule, run and sequence, is not repeated.
+    Existing ones, by rule, run and sequence, are not repeated.
     """
     known = {(f.rule, f.run_id, f.seq_id) for f in recorded(trace)}
     for finding in find(trace, run_ids):
@@ -86,15 +86,14 @@ def recorded(trace: TraceStore) -> list[Finding]:
 
 
 def with_consequences(findings: Iterable[Finding]) -> list[tuple[Finding, list[Finding]]]:
-    """The first causes in the order given, each with what follows from it: findings of the same
-    run and sequence, of a part that its own spoils, not before it: by rounds, in one round in the
-    order of PARTS and of RULES. Informations neither cause anything nor follow.
-    """
+    """Root causes in the given order, each with its consequences: findings of the same run and
+    sequence, in a part that the cause's part affects, and not earlier (within a round by the order
+    of PARTS and RULES). Infos are neither causes nor consequences."""
     findings = list(findings)
     near: dict[tuple[int, int | None], list[int]] = {}
     of_run: dict[int, list[int]] = {}
     for i, finding in enumerate(findings):
-        if finding.severity != INFO and FOLLOWS.get(_part(finding)):  # what causes something
+        if finding.severity != INFO and FOLLOWS.get(_part(finding)):  # assign consequences
             near.setdefault((finding.run_id, finding.seq_id), []).append(i)
             of_run.setdefault(finding.run_id, []).append(i)
     cause_of: dict[int, int] = {}
@@ -120,7 +119,7 @@ def _part(finding: Finding) -> str:
 
 
 def _causes(cause: Finding, finding: Finding) -> bool:
-    """Whether one of two findings of a run that may be of the same sequence causes the other."""
+    """Whether one of two findings of a run that may concern the same sequence causes the other."""
     return (
         INFO not in (cause.severity, finding.severity)
         and _part(finding) in FOLLOWS.get(_part(cause), ())
@@ -131,14 +130,14 @@ def _causes(cause: Finding, finding: Finding) -> bool:
 def _since(finding: Finding) -> tuple[int, int, int]:
     place = PARTS.index(RULES[finding.rule].part)
     number = -1 if finding.round is None else finding.round
-    if PARTS[place] == ACCEPTANCE:  # counted to the end
+    if PARTS[place] == ACCEPTANCE:  # None counts as the end
         number = COUNT
     return number, place, list(RULES).index(finding.rule)
 
 
 def _order(finding: Finding) -> tuple[int, int, int]:
     first = -1 if finding.round is None else finding.round
-    # an opened trace may hold a severity that no rule has
+    # an opened trace may hold an unknown severity
     known = finding.severity in SEVERITIES
     rank = SEVERITIES.index(finding.severity) if known else len(SEVERITIES)
     return rank, finding.run_id, first

@@ -1,4 +1,4 @@
-"""Rules about what speculation costs, and about model files that change in use."""
+"""Cost rules, and model files that change while in use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _concurrency_lost(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _checkpoint_dominates(run: ExaminedRun) -> Iterator[Finding]:
-    if "lane_margin" in run.facts:  # a lane of llama.cpp: its times contain those of a pipe
+    if "lane_margin" in run.facts:  # a llama.cpp lane: its times include a pipe
         return
     rounds = run.rounds
     restored = rounds.is_text("rollback_path", "restore", "restore_depth")

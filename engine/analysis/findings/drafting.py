@@ -1,4 +1,4 @@
-"""Rules about drafts: none at all, settings that do not suit the text, figures that mislead."""
+"""Drafting rules: no drafts at all, unsuitable settings, misleading figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCKS = ("draft-dflash", "draft-dspark")
 
 
 def _never_drafted(run: ExaminedRun) -> Iterator[tuple[int, np.ndarray]]:
-    """Sequences that went on for some rounds without any draft, and those rows of `rounds`."""
+    """Sequences without any draft for some rounds, and those rows of `rounds`."""
     drafted = run.rounds["num_draft_tokens"]
     for seq, rows in run.rounds.by_sequence(run.is_later):
         if len(rows) >= _MIN_ROUNDS and (drafted[rows] == 0).all():
@@ -53,14 +53,14 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[Finding]:
     named = {seq for seq, _ in _never_drafted(run)} if n_min else set()
     looks_up = not set(run.drafters).intersection(model_drafters())
     if run.facts.options is None and not (rounds["num_draft_tokens"] > 0).any():
-        return  # another engine's: never-drafts
+        return  # for another engine see never-drafts
     for seq, rows in rounds.by_sequence(run.is_later):
         silent = rounds["num_draft_tokens"][rows] == 0
         edges = np.diff(np.concatenate(([0], silent.astype(np.int8), [0])))
         starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
         long = np.flatnonzero(stops - starts >= _LONG_SILENCE)
         if looks_up and not silent.all():
-            continue  # what recurs rarely is found rarely
+            continue  # what rarely recurs is rarely found
         if seq in named or not long.size or seq in run.asked["seq_id"][_out_of_step(run)]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
@@ -74,13 +74,13 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _bounds(run: ExaminedRun) -> str:
-    """What drafts have to keep to, as far as it is known."""
+    """The limits on drafts, as far as known."""
     values = {name: run.option("spec", name) for name in ("p_min", "n_min")}
     return "".join(f", {name} {value}" for name, value in values.items() if value is not None)
 
 
 def _why_not(run: ExaminedRun, seq: int) -> str:
-    """The reasons that the drafters gave, the most frequent first."""
+    """The reasons given by the drafters, most frequent first."""
     asked = run.asked
     empty = (asked["seq_id"] == seq) & (asked["num_draft_tokens"] == 0)
     pool = run.trace.text_pool
@@ -121,14 +121,14 @@ def _n_max_is_short(run: ExaminedRun) -> str:
 def _p_min_is_low(run: ExaminedRun) -> str:
     tokens = run.tokens
     right, judged = tokens.is_text("kind", "accepted"), tokens.is_text("kind", "rejected")
-    # a confidence head's word is what p_min is compared with, where there is one
+    # p_min applies to the confidence head's output if there is one
     head = tokens["draft_conf"]
     sure = np.where(np.isnan(head), tokens["draft_p"], head)
     drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(sure)
     looked_up = run.rounds.is_text("drafter", *(set(DRAFTERS) - set(model_drafters())))
     drafted &= ~np.isin(
         round_keys(tokens), round_keys(run.rounds)[looked_up]
-    )  # p_min is not for it
+    )  # p_min does not apply to it
     headless = run.rounds.is_text("drafter", "draft-dspark")
     drafted &= ~(np.isnan(head) & np.isin(round_keys(tokens), round_keys(run.rounds)[headless]))
     unsure = drafted & (sure < _UNSURE)
@@ -148,13 +148,13 @@ def _p_min_is_low(run: ExaminedRun) -> str:
 
 
 def _acceptance_counting(run: ExaminedRun) -> Iterator[Finding]:
-    """Emitted = accepted + 1 in every round, + 2 where a verified replay added a token. Rows whose
-    path is unknown may have had either."""
+    """Emitted = accepted + 1 in every round, + 2 if a verified replay added a token. Rows with an
+    unknown path may have either."""
     rounds = run.rounds
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     depth, emitted = rounds["rollback_depth"], rounds["num_emitted"]
     counted = (drafted > 0) & observed(accepted) & observed(emitted)
-    # the last round of a sequence may be cut short by a stop
+    # a stop may cut the last round of a sequence short
     last = rounds.n - 1 - np.unique(rounds["seq_id"][::-1], return_index=True)[1]
     counted[last] = False
     restored = rounds.is_text("rollback_path", "restore", "restore_depth")
@@ -198,7 +198,8 @@ def _eagle3_stale_row(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> Iterator[Finding]:
-    """Sequences whose drafter had pairs that `column` counts, in the rows `mine` of `drafts`."""
+    """Sequences whose drafter had wrong pairs counted in `column`, among rows `mine` of
+    `drafts`."""
     asked = run.asked
     judged = run.is_later & (run.rounds["num_draft_tokens"] > 0)
     accepted = run.rounds["num_accepted_draft_tokens"][judged].sum()
@@ -209,7 +210,7 @@ def _wrong_pairs(run: ExaminedRun, column: str, mine: np.ndarray, said: str) -> 
 
 
 def _out_of_step(run: ExaminedRun, *reasons: str) -> np.ndarray:
-    """Rows of `drafts` in which a drafter's state was not that of the text."""
+    """Rows of `drafts` in which a drafter's state did not match the text."""
     return run.asked.is_text("reason", *(reasons or OUT_OF_STEP))
 
 
@@ -220,8 +221,8 @@ def _has_been_out_of_step(run: ExaminedRun) -> np.ndarray:
 
 
 def _from_before(run: ExaminedRun) -> np.ndarray:
-    """Rows of `drafts` of sequences in whose first round the drafter's state was wrong: it had
-    what was there before them."""
+    """Rows of `drafts` of sequences whose drafter state was wrong in the first round: left over
+    from an earlier sequence."""
     asked, found = run.asked, np.zeros(run.asked.n, bool)
     if not (asked["num_wrong_tokens"] > 0).any():
         return found
@@ -253,8 +254,8 @@ def _drafter_not_rewound(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterator[Finding]:
-    """What a drafter's own checks counted in the rows `mine` of `drafts`, and what the audit found
-    in other sequences."""
+    """Results of the drafter's own checks in the rows `mine` of `drafts`, and the audit's for other
+    sequences."""
     hits = list(_wrong_pairs(run, "num_wrong_tokens", mine, said))
     yield from hits
     named = {hit.seq_id for hit in hits}
@@ -270,12 +271,12 @@ _SAID = {
     "other-text": "{} drafted from the text of another sequence.",
     "differs": "{} drafted other tokens than the text gives.",
 }
-"""By what the audit of drafts finds (engine.audit.drafts)."""
+"""Texts by result of the audit of drafts (engine.audit.drafts)."""
 
 
 def _audited(run: ExaminedRun, what: str) -> Iterator[Finding]:
-    """What the audit found, the first drafter of each sequence. Where it knows the cause in one
-    sequence, drafts of the same drafter that only differ elsewhere are a consequence."""
+    """The audit's results, the first drafter of each sequence. If the cause is known in one
+    sequence, unexplained differences of the same drafter elsewhere are consequences."""
     rows = run.audited_drafts
     known = {row["drafter"] for row in rows if row["what"] in _SAID and row["what"] != "differs"}
     seen = set()

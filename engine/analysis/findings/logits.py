@@ -1,4 +1,4 @@
-"""Rules about logits, the noise that they are judged by, and the sampler that chooses from them."""
+"""Logits rules: wrong logits, the noise they are compared with, and the sampler's choices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _stale_logits(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
-    """Only rows after a rejection are wrong, and states and cells are right all the time."""
+    """Only rows after a rejection are wrong, while states and cells are always right."""
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -59,8 +59,8 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _wrong_in_lane(run: ExaminedRun, *, of_another: bool) -> Iterator[Finding]:
-    """Sequences whose logits are wrong before any state and cell is, but for stale ones.
-    of_another: those that are of another row of the batch, or all others."""
+    """Sequences whose logits are wrong before any state or cell, other than stale rows. of_another:
+    only those equal to another row of the batch, else all others."""
     errors = LaneErrors.of(run)
     if errors is None:
         return
@@ -70,17 +70,17 @@ def _wrong_in_lane(run: ExaminedRun, *, of_another: bool) -> Iterator[Finding]:
         first = wrong[0]
         mine, since = rows["seq_id"] == seq, rows["round"][first]
         states = (errors.state_is_wrong | errors.conv_is_wrong) & (rows["round"] < since)
-        # a pass looks at the cells that it takes
+        # a pass checks the cells that it takes
         cells = (rows["cells_differ"] > 0) & (rows["round"] <= since)
         if seq in stale or (mine & (states | cells)).any():
             continue
         number = int(rows["round"][first])
         noted = [r for r in run.facts.logit_rows or () if (r.seq_id, r.round) == (seq, number)]
         if not noted:
-            continue  # no more than rounding may come to
+            continue  # within rounding
         origins = (r for r in run.state_origins if (r.seq_id, r.round) == (seq, number))
         if any(r.kind.startswith(("from ", "first ", "no ")) for r in origins):
-            continue  # the pass started from a wrong state, or computed it wrong
+            continue  # the pass started from a wrong state, or computed a wrong one
         of = next((r.of for r in noted if r.of is not None), None)
         said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
         said += "the pass started from right states and cells."
@@ -92,8 +92,8 @@ def _wrong_in_lane(run: ExaminedRun, *, of_another: bool) -> Iterator[Finding]:
 
 
 def _stale_in_run(run: ExaminedRun) -> Iterator[Finding]:
-    """A replacement that the sampler could not have chosen where it is, and nothing else:
-    with other tokens of that sort, more is wrong than the row of a rejection."""
+    """A correction token that the sampler could not have chosen there, and no other wrong token:
+    otherwise more is wrong than the row of a rejection."""
     tokens = run.tokens
     impossible = _impossible(run)
     replacement = tokens.is_text("kind", "replacement")
@@ -110,7 +110,7 @@ def _stale_in_run(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _wrong_token(run: ExaminedRun) -> Iterator[Finding]:
-    """Any other emitted token that the sampler could not have chosen where it is."""
+    """Any other emitted token that the sampler could not have chosen there."""
     if run.lane and not run.facts.lane_free:
         return  # lanes are given their tokens
     tokens = run.tokens
@@ -140,17 +140,19 @@ def _non_finite(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _impossible(run: ExaminedRun) -> np.ndarray:
-    """Emitted tokens outside what top-k and min-p leave: bool [n], none if nothing can be said."""
+    """Emitted tokens excluded by top-k or min-p: bool [n], all False if this is unknown."""
     tokens = run.tokens
     impossible = np.zeros(tokens.n, bool)
     sampler = run.option("sampler")
     if sampler is None or not _is_plain(sampler):
         return impossible
-    # by synthetic acceptance the target has no say in a draft
+    # with synthetic acceptance the target does not judge drafts
     kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.synthetic else set())
     known = tokens.is_text("kind", *kinds) & observed(tokens["target_rank"])
     known &= ~np.isnan(tokens["target_p"])  # a rank among numbers
-    if run.option("replay") == "verify":  # chosen from a replay's logits, recorded are the first
+    if (
+        run.option("replay") == "verify"
+    ):  # chosen from a replay's logits, while the first ones are recorded
         replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
         known &= ~np.isin(tokens["round"], replayed)
     for place in RunRef(run.trace, run.run_id).forced:
@@ -161,8 +163,8 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
     top_id, top_p = tokens["target_top_id"][rows], tokens["target_top_p"][rows]
     banned_ids = run.facts.banned_tokens or []
     banned = np.isin(top_id, banned_ids)
-    # by place and not by p, in which two logits may look equal;
-    # of tokens further down only the best five are known: assume that all banned ones are ahead
+    # by rank, because two logits may look equal in p; for tokens further down only the best five
+    # are known: assume that all banned ones are ahead
     ahead = (banned & (np.arange(top_id.shape[1]) < rank[:, None] - 1)).sum(1)
     ahead = np.where(rank > top_id.shape[1], len(banned_ids), ahead)
     if sampler.temp <= 0:
@@ -177,7 +179,7 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
 
 
 def _is_plain(sampler: SamplerOptions) -> bool:
-    """Whether the chain is top-k, top-p, min-p and temperature, and all else at its default."""
+    """Whether the chain is top-k, top-p, min-p and temperature, with defaults for the rest."""
     plain = asdict(SamplerOptions())
     return all(name in _KNOWN or value == plain[name] for name, value in asdict(sampler).items())
 
@@ -185,10 +187,10 @@ def _is_plain(sampler: SamplerOptions) -> bool:
 def _near_ties(run: ExaminedRun) -> Iterator[Finding]:
     rows = run.divergence
     if run.bound is None or not (rows["nmse"] <= run.bound).all():
-        return  # in a lane that is wrong a fork is not noise
+        return  # in a wrong lane a fork is not noise
     lanes = (ExaminedRun(run.trace, i) for i in run.noise_runs)
     noise = max(float(lane.divergence["max_abs"].max(initial=0)) for lane in lanes)
-    # either of the two logits may have moved by as much
+    # both logits may have moved by that much
     tie = (rows["top1_equal"] == 0) & (rows["top2_gap"] <= 2 * noise)
     for one in by_sequence(rows, tie):
         yield one.hit(
@@ -252,7 +254,7 @@ def _not_restored(run: ExaminedRun) -> Iterator[Finding]:
     noted = {note["seq_id"]: note["round"] for note in run.audit_notes}
     for one in by_sequence(rounds, off):
         if noted.get(one.seq, _NEVER) <= one["round"]:
-            continue  # the audit says what it is
+            continue  # the audit explains it
         says = [f"{one['sampler_wrong']} tokens that it goes on after are not those of the text"]
         if not astray[one.at[0]]:
             says = []
@@ -282,7 +284,7 @@ def _crosstalk(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _in_lane(run: ExaminedRun) -> Iterator[Finding]:
-    """Beyond the bound, while a lane that differs in the cells alone is within it."""
+    """Above the bound, while a lane that differs in the cells alone is within it."""
     errors = LaneErrors.of(run)
     twins = [ExaminedRun(run.trace, i) for i in run.lanes if _is_twin(run, i)]
     if errors is None or not twins:
@@ -305,7 +307,7 @@ def _in_lane(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _between_runs(run: ExaminedRun) -> Iterator[Finding]:
-    """Another text than the same prompt had in a run with separate cells, all else equal."""
+    """Differs from a run of the same prompt with separate cells and otherwise equal settings."""
     mine = _texts(run)
     twins = [i for i in range(len(run.trace.runs)) if _is_twin(run, i)]
     found: set[int] = set()

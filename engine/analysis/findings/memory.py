@@ -1,4 +1,4 @@
-"""Rules about what memory holds after a round: where it ends, its cells, its snapshots."""
+"""Memory rules: where memory ends after a round, its cells, its snapshots."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _position_gap(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
-    """By how many positions attention cells and recurrent state end beyond the last accepted token
-    of a round: int [n] each. 0 where that is not known; where only one part is, both are that."""
+    """Positions by which attention cells and recurrent state extend beyond the last accepted token
+    of a round: int [n] each. 0 if unknown; if only one part exists, both are its."""
     rounds = run.rounds
     columns = [rounds[f"{part}_pos_max"] for part in ("attention", "recurrent")]
     if all(column.max(initial=-1) < 0 for column in columns):
@@ -54,7 +54,7 @@ def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
     judged = run.is_later & observed(rounds["num_accepted_draft_tokens"])
     judged &= observed(rounds["num_target_tokens"]) & observed(rounds["pos0"])
     judged &= ~rounds.is_text("rollback_path", "", "refused")
-    # what goes back beyond its batch was not undone by a round
+    # deeper rollbacks than the batch were not made by a round
     judged &= rounds["rollback_depth"] <= rounds["verify_width"]
     known = [judged & observed(column) & (column >= 0) for column in columns]
     cells, state = (
@@ -64,7 +64,7 @@ def _ends(run: ExaminedRun) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _recurrent_alone(run: ExaminedRun) -> np.ndarray:
-    """Rounds after which the recurrent state ends elsewhere, and cells where they should."""
+    """Rounds after which the recurrent state ends at the wrong place and the cells do not."""
     cells, state = _ends(run)
     return (cells == 0) & (state != 0)
 
@@ -128,7 +128,7 @@ def _missing_kv_cells(run: ExaminedRun) -> Iterator[Finding]:
     last = np.maximum(rounds["attention_pos_max"], rounds["recurrent_pos_max"])
     known = observed(used) & observed(duplicate) & observed(rounds["attention_pos_max"])
     lacking = last + 1 + duplicate - used
-    # a position that the recurrent memory alone counts has no cell, and needs none
+    # a position counted only by the recurrent memory has no cell and needs none
     known &= ~_recurrent_alone(run)
     for one in by_sequence(rounds, known & (lacking > 0)):
         yield one.hit(
@@ -142,7 +142,7 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     attention, recurrent = rounds["attention_pos_max"], rounds["recurrent_pos_max"]
     both = observed(attention) & observed(recurrent)
-    # next to duplicates it is the same fault, which has its own name
+    # together with duplicates it is the same fault, reported under its own name
     alone = both & (attention > recurrent) & ~(rounds["kv_cells_duplicate"] > 0)
     alone &= ~_recurrent_alone(run)
     for one in by_sequence(rounds, alone):
@@ -188,7 +188,7 @@ def _partial(run: ExaminedRun) -> np.ndarray:
 
 
 def _wrong_index(run: ExaminedRun) -> np.ndarray:
-    """Rows after which another index is pending than the tokens undone: bool [n]."""
+    """Rows after which the pending index differs from the tokens undone: bool [n]."""
     rounds = run.rounds
     index, undone = rounds["rs_idx_after"], rounds["memory_rollback"]
     moves_none = rounds.is_text("rollback_path", "none") & (undone == 0)
@@ -196,7 +196,7 @@ def _wrong_index(run: ExaminedRun) -> np.ndarray:
 
 
 def _not_consumed(run: ExaminedRun) -> np.ndarray:
-    """Rows after which the index that was pending before the pass is pending on: bool [n]."""
+    """Rows after which the index pending before the pass is still pending: bool [n]."""
     before, rounds = run.rounds["rs_idx_before"], run.rounds
     later = rounds["rs_idx_after"] - rounds["memory_rollback"] == before
     return _wrong_index(run) & (before > 0) & later
@@ -263,7 +263,7 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[Finding]:
     undone = round_keys(run.rounds)[run.rounds["memory_rollback"] > 0]
     wrong = known & errors.conv_is_wrong & ~errors.state_is_wrong
     wrong &= np.isin(round_keys(rows), undone)
-    # in a model whose layers keep windows alone, these are wrong whatever else is
+    # in a model with windows only, these are wrong in any case
     named = [hit for check in (_plane_off_by_one, _stale_plane) for hit in check(run)]
     for one in by_sequence(rows, wrong):
         number = one["round"]
@@ -274,9 +274,9 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[Finding]:
             continue
         origins = [r for r in run.state_origins if (r.seq_id, r.round) == (one.seq, number)]
         if origins and all(r.kind != "rejected" for r in origins):
-            continue  # it is of other tokens
+            continue  # its content belongs to other tokens
         has_state = not np.isnan(one["state_error"])
-        # later on everything that is computed from a wrong window is wrong as well
+        # everything computed later from a wrong window is wrong too
         if errors.first_wrong(one.seq) == one.at[0]:
             yield one.hit(
                 "The convolution window is wrong after a rollback that left the state right."
@@ -311,7 +311,7 @@ def _replay_livelock(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _state_error(run: ExaminedRun, one: FoundRows) -> str:
-    """Words on the state's error after the first row of rounds; empty where no lane measured it."""
+    """The state's error after the first row of rounds, in words; empty if no lane measured it."""
     rows = run.divergence
     here = (rows["round"] == one["round"]) & (rows["seq_id"] == one.seq)
     errors = rows["state_error"][here & ~np.isnan(rows["state_error"])]
@@ -348,7 +348,7 @@ def _pending_at_refusal(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _cells_left(run: ExaminedRun) -> Iterator[Finding]:
-    most_new = int(run.option("spec", "n_max") or 0) + 1  # that one round may take
+    most_new = int(run.option("spec", "n_max") or 0) + 1  # allowed in that one round
     for failure in _failures(run, _FULL):
         for row in failure.sequences:
             surplus = row.cells - row.n_tokens
@@ -377,7 +377,7 @@ def _hit(failure: FailureFacts, row: HeldFacts, said: str) -> Finding:
 
 
 def _broken(row: HeldFacts) -> list[str]:
-    """The invariants that a sequence's memory does not keep."""
+    """The invariants that a sequence's memory violates."""
     found = []
     attention = row.attention_pos
     recurrent = attention if row.recurrent_pos is None else row.recurrent_pos
@@ -424,7 +424,7 @@ NAMES_STATES: dict[str, Check] = {
     "conv-not-rolled-back": _conv_not_rolled_back,
     "replay-livelock": _replay_livelock,
 }
-"""Rules that say what made a state wrong."""
+"""Rules that explain a wrong state."""
 CHECKS = NAMES_STATES | {
     "acceptance-rises-with-duplicates": _acceptance_rises,
     "replay-disagrees": _replay_disagrees,

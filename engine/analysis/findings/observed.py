@@ -1,4 +1,4 @@
-"""Rules about runs of other engines, prompts that they process again, and tokens judged again."""
+"""Rules about runs of other engines, reprocessed prompts, and rescored tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcess
 
 
 def observed_hits(run: ExaminedRun, rule: str) -> Iterator[Finding]:
-    """The first of a run's reported findings of a rule for each sequence."""
+    """The first reported finding of a rule for each sequence of a run."""
     found: dict[int | None, Finding] = {}
     for one in run.facts.observed_findings or ():
         if one.rule == rule:
@@ -54,8 +54,8 @@ def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _times_processed(run: ExaminedRun, record: PromptReuseRecord, token: int) -> int:
-    """How often a token has been processed: in this run and in those before it that found the
-    same text in the slot, back to the one that brought it."""
+    """How often a token has been processed in this run and the runs before it that found the same
+    text in the slot, back to the first one."""
     times = 1
     for run_id in range(run.run_id - 1, -1, -1):
         earlier = [r for r in run.trace.runs[run_id].prompt_reuse or () if r.slot == record.slot]
@@ -96,11 +96,11 @@ def _drafter_carried(run: ExaminedRun) -> Iterator[Finding]:
 
 
 _LEAST_AGAIN = 32
-"""Tokens that are not worth a word."""
+"""Fewer tokens are not reported."""
 
 
 def _processed_again(run: ExaminedRun) -> Iterator[Finding]:
-    """As a server's log or replies said, else by what our own engine noted."""
+    """From a server's log or replies, else from our own engine's records."""
     said = list(observed_hits(run, "prompt-processed-again"))
     yield from said
     named = {hit.seq_id for hit in said}
@@ -122,8 +122,8 @@ def _processed_again(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _repeated(run: ExaminedRun) -> Iterator[Finding]:
-    """Requests to a server that begin with the messages of an earlier one, and took little of its
-    prompt from the cache. The server alone knows why."""
+    """Requests to a server that repeat the messages of an earlier one but reused little of its
+    prompt. Only the server knows why."""
     known: dict[str, tuple[int, int]] = {}
     for number, one in enumerate(run.facts.requests or ()):
         if not one.messages:
@@ -164,7 +164,7 @@ TEXT_CHANGED = "text-changed"
 
 
 def _text_changed(run: ExaminedRun) -> Iterator[Finding]:
-    """The first token of each sequence that is not what the target chooses there."""
+    """The first token of each sequence that differs from the target's choice."""
     rescored = run.facts.rescored
     if rescored is None:
         return

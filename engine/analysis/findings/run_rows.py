@@ -1,5 +1,4 @@
-"""Rules: what one is and finds; the trace of a run as they read it; and where a lane diverges by
-more than the noise explains."""
+"""Rule definitions, the view of a run that rules read, and the divergence of lanes above noise."""
 
 from __future__ import annotations
 
@@ -30,20 +29,20 @@ def _table(name: str) -> cached_property[RunColumns]:
 
 
 class ExaminedRun:
-    """One run. lane: its name in a comparison, kind: reference, noise or policy; both "" for a
-    run on its own."""
+    """One run. lane: its name in a comparison; kind: reference, noise or policy; both "" for a run
+    on its own."""
 
     def __init__(self, trace: TraceStore, run_id: int) -> None:
         self.trace, self.run_id = trace, run_id
         self.facts = RunFacts(trace.runs[run_id])
-        self.facts.requests = self.facts.requests  # read once: thousands, and each rule may ask
+        self.facts.requests = self.facts.requests  # read once: rules ask thousands of times
         self.lane, self.kind = self.facts.lane or "", lane_kind(self.facts)
 
     rounds, tokens, ubatches, memory, divergence = map(
         _table, ("rounds", "tokens", "ubatches", "memory", "divergence")
     )
     asked = _table("drafts")
-    """Drafters that were asked."""
+    """Drafters that were asked for drafts."""
     states = _table("states")
     """Errors of states by layer."""
 
@@ -53,7 +52,7 @@ class ExaminedRun:
         return ~self.rounds.is_prompt
 
     def option(self, *path: str) -> Any:
-        """An option in effect, such as option("spec", "n_min"); None if it was not recorded."""
+        """An effective option, such as option("spec", "n_min"); None if not recorded."""
         value: Any = self.facts.options
         for name in path:
             value = getattr(value, name, None)
@@ -66,7 +65,7 @@ class ExaminedRun:
 
     @cached_property
     def noise_runs(self) -> list[int]:
-        """The noise lanes of that comparison that are measured as this lane is."""
+        """Noise lanes of that comparison with this lane's reference."""
         mine = self.facts.lane_against
         return [
             i
@@ -76,19 +75,19 @@ class ExaminedRun:
 
     @cached_property
     def bound(self) -> float | None:
-        """NMSE that the noise lane explains, None where there is no noise lane to tell."""
+        """NMSE explained by the noise lane, None without one."""
         return noise_bound(self.trace, self.noise_runs) if self.noise_runs else None
 
     @cached_property
     def state_ceiling(self) -> float:
-        """Relative error of a state that a lane may have, infinite while its noise lanes are as
-        they should be."""
+        """Allowed relative error of a lane's state, infinite as long as its noise lanes are
+        fine."""
         wrong = (ExaminedRun(self.trace, i).noise_is_wrong for i in self.noise_runs)
         return state_ceiling(self.facts.compute or "") if any(wrong) else math.inf
 
     @cached_property
     def noise_is_wrong(self) -> bool:
-        """Whether this is a noise lane with more noise than rounding makes."""
+        """Whether this is a noise lane with more noise than rounding causes."""
         check = self.facts.noise_check
         return check is not None and bool(
             failed_checks(check)
@@ -97,9 +96,9 @@ class ExaminedRun:
 
     @cached_property
     def noise_of_states(self) -> float:
-        """Largest error of a state or window in the noise lane, where its jumps are those of
-        rounding: llama.cpp's, and ours of states in a shorter type. 0 for our other lanes, whose
-        noise is jittered and tells by its logits."""
+        """Largest error of a state or window in the noise lane where it comes from rounding: for
+        llama.cpp, and for our states in a shorter type. 0 for our other lanes, whose noise is added
+        on purpose and measured by its logits."""
         if "lane_margin" not in self.facts and not types_text(self.facts):
             return 0.0
         lanes = (ExaminedRun(self.trace, i).divergence for i in self.noise_runs)
@@ -113,37 +112,36 @@ class ExaminedRun:
 
     @cached_property
     def audited(self) -> list[dict[str, Any]]:
-        """What the audit found wrong with a sequence, as it comes from a file that may be
-        damaged."""
+        """The audit's errors of sequences, from a possibly damaged file."""
         return [one for one in self.audit.wrong if _is_audited(one)]
 
     @cached_property
     def audit_notes(self) -> list[dict[str, Any]]:
-        """What the audit found wrong with the sampler, likewise."""
+        """The audit's errors of the sampler, likewise."""
         named = {"round": int, "seq_id": int, "what": str}
         return [note for note in self.audit.sampler if _has(note, named)]
 
     @cached_property
     def audited_drafts(self) -> list[dict[str, Any]]:
-        """What the audit of drafts found (engine.audit.drafts), likewise."""
+        """The audit's errors of drafts (engine.audit.drafts), likewise."""
         named = {"seq_id": int, "drafter": str, "what": str, "evidence": str}
         rows = [one for one in self.audit.drafts if _has(one, named)]
         return [one for one in rows if isinstance(one.get("round"), int | None)]
 
     @property
     def state_origins(self) -> list[StateOriginFacts]:
-        """What explains the first wrong states of each sequence."""
+        """Explanations of the first wrong states of each sequence."""
         return self.facts.state_origins or []
 
     @property
     def drafters(self) -> list[str]:
-        """Names of the drafters, as options or the server of another engine have them."""
+        """Names of the drafters, from options or another engine's server."""
         types = self.option("spec", "types") or self.facts.speculative_types or ()
         return [name for name in types if name != "none"]
 
     @cached_property
     def acceptance_shapes(self) -> list[Finding]:
-        """What is conspicuous in the acceptance of its drafts, unless it was scripted."""
+        """Shapes found in the acceptance of its drafts, unless it was scripted."""
         is_given = self.facts.synthetic or self.facts.draft_accept is not None
         if is_given or (self.lane and not self.drafts):
             return []
@@ -152,8 +150,8 @@ class ExaminedRun:
 
     @cached_property
     def drafts(self) -> bool:
-        """Whether drafts are this run's to answer for. Lanes share theirs: the first one is
-        for all; the reference and noise lanes do not verify any."""
+        """Whether its drafts are attributed to this run. Lanes share theirs: the first one answers
+        for all; reference and noise lanes verify none."""
         if not self.lane:
             return bool(self.drafters)
         policy = (i for i in self.lanes if lane_kind(self.trace.runs[i]) == POLICY)
@@ -173,7 +171,7 @@ _AUDITED: dict[str, dict[str, type]] = {
     "logits": {"round": int, "pos": int, "error": float, "n_rows": int},
     "token": {"round": int, "pos": int, "expected_id": int},
 }
-"""What a sequence may be wrong in, and what is known of it at least."""
+"""What may be wrong in a sequence, and the required keys of its record."""
 
 
 def _is_audited(one: dict[str, Any]) -> bool:
@@ -191,7 +189,7 @@ def _is_audited(one: dict[str, Any]) -> bool:
 
 
 def lane_kind(facts: RunFacts) -> str:
-    """The kind of a lane, by its name in traces that do not say; "" for a run on its own."""
+    """The kind of a lane, by its name in traces without kinds; "" for a run on its own."""
     lane = facts.lane or ""
     return facts.lane_kind or (lane if lane in ("", REFERENCE, NOISE) else POLICY)
 
@@ -202,7 +200,7 @@ def observed(values: np.ndarray) -> np.ndarray:
 
 
 def rounds_text(rounds: np.ndarray) -> str:
-    """A list of round numbers [n] as short text, for a finding's evidence."""
+    """A list of round numbers [n] as short text for evidence."""
     first, last = int(rounds[0]), int(rounds[-1])
     if len(rounds) == 1:
         return f"round {first}"
@@ -211,13 +209,13 @@ def rounds_text(rounds: np.ndarray) -> str:
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 SEVERITIES = (ERROR, WARNING, INFO)
-"""error: the output is not the target's. warning: it may be, or speculation does nothing; figures
-mislead. info: a cost or a setting to know about, or a difference that is not a fault."""
+"""error: the output is not the target's. warning: it may be, or speculation has no effect, or
+figures mislead. info: a cost or a setting to know about, or a harmless difference."""
 
 
 class FoundRows:
-    """Rows of one sequence in which a rule's condition holds: their indices `at`; [NAME]: a column
-    of the first of them."""
+    """Rows of one sequence that match a rule: their indices `at`; [NAME]: a column of the first of
+    them."""
 
     def __init__(self, rows: RunColumns, seq: int, at: np.ndarray) -> None:
         self._rows, self.seq, self.at = rows, seq, at
@@ -230,8 +228,7 @@ class FoundRows:
         return self._rows.texts(name, self.at[:1])[0]
 
     def hit(self, message: str, *evidence: str, counts: bool = True) -> Finding:
-        """A hit in the round of the first; the evidence begins with the rounds of all, if
-        counts."""
+        """A finding in the round of the first; if counts, the evidence starts with all rounds."""
         rounds = rounds_text(self._rows["round"][self.at]) if counts else ""
         said = "; ".join(filter(None, (rounds, *evidence)))
         return Finding(message, said, int(self["round"]), self.seq)
@@ -252,9 +249,9 @@ CACHE, PASS, LOGITS, TOKENS, SAMPLER, MEMORY, DRAFTS, ACCEPTANCE = PARTS = (
     "drafts",
     "acceptance",
 )
-"""Where a fault may be, in the order of a round: a pass starts at a place and gives logits, tokens
-are chosen, and the sampler and memory are left after those that were accepted. Acceptance is
-counted over all rounds, and what is wrong anywhere before lowers it."""
+"""Places of a fault in the order of a round: a pass starts from a cache and gives logits, tokens
+are sampled, and sampler and memory are left after the accepted ones. Acceptance is counted over all
+rounds and suffers from any earlier fault."""
 _TEXT = (PASS, LOGITS, TOKENS, MEMORY, DRAFTS, ACCEPTANCE)
 FOLLOWS: dict[str, tuple[str, ...]] = {
     CACHE: (CACHE, *_TEXT),
@@ -266,17 +263,17 @@ FOLLOWS: dict[str, tuple[str, ...]] = {
     DRAFTS: (DRAFTS, ACCEPTANCE),
     ACCEPTANCE: (),
 }
-"""What a fault in a part goes on to spoil, from its round on."""
+"""Parts affected by a fault in a part, from its round on."""
 
 
 Check = Callable[[ExaminedRun], Iterator[Finding]]
-"""At most one hit per sequence of a run; it reads the run's rows and nothing else."""
+"""Finds at most one hit per sequence of a run, from the run's rows only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A known failure. means: what it is and where it comes from. part: where the fault is, a key
-    of FOLLOWS; "" for what neither causes other findings nor follows from them. The texts are in
+    """A known failure. means: what it is and where it comes from. part: place of the fault, a key
+    of FOLLOWS; "" if it neither causes nor follows from other findings. The texts are in
     findings.toml."""
 
     id: str
@@ -295,9 +292,9 @@ _MARGIN = 3.0
 
 @dataclass(frozen=True, slots=True)
 class LaneErrors:
-    """Per row of `divergence`, bool [n]: logits beyond the bound, wrong S, wrong window. The
-    last two are False where states were not compared. limit: relative error of a state that
-    noise explains."""
+    """Per row of `divergence`, bool [n]: logits above the bound, wrong S, wrong window. The last
+    two are False where states were not compared. limit: relative error of a state explained by
+    noise."""
 
     run: ExaminedRun
     logits_are_wrong: np.ndarray
@@ -307,11 +304,11 @@ class LaneErrors:
 
     @classmethod
     def of(cls, run: ExaminedRun) -> LaneErrors | None:
-        """None for a run that is not a policy lane, or has no noise lane to be measured by.
+        """None for a run that is not a policy lane, or without a noise lane.
 
-        The bound on states is that of the logits as an amplitude, with some room: both are made
-        of the same activations, and states collect their errors; or what noise does to states, if
-        that is more. Wrong ones are off by about 1.
+        The bound on states is the amplitude of the logits' bound, with a margin, because both
+        derive from the same activations and states accumulate their errors; or the effect of noise
+        on states, if that is larger. Wrong states are off by about 1.
         """
         bound = run.bound
         if run.kind != POLICY or bound is None:
@@ -324,7 +321,7 @@ class LaneErrors:
         return cls(run, beyond, state, conv, limit)
 
     def first_wrong(self, seq: int) -> int | None:
-        """The first row of a sequence in which anything is wrong."""
+        """The first row of a sequence with any error."""
         wrong = self.logits_are_wrong | self.state_is_wrong | self.conv_is_wrong
         rows = np.flatnonzero(wrong & (self.run.divergence["seq_id"] == seq))
         return int(rows[0]) if rows.size else None

@@ -1,4 +1,4 @@
-"""Rules for wrong states by what explains them, for those that nothing explains, and for copies."""
+"""State rules: wrong states by explanation, unexplained ones, and copies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from engine.trace.facts import CopyFacts, Finding, StateOriginFacts
 from engine.trace.run_ref import round_keys
 
 _ROUNDING = 1e-2
-"""Relative error of a state that rounding may come to at once; other content is off by more."""
+"""Largest relative error of a state from rounding; different content is off by more."""
 _SIZES = (("bf16", 4e-4, 3e-3), ("f16", 5e-5, 4e-4))
-"""What rounding all numbers of a state to a type costs it, with the decay of some tokens."""
+"""Relative cost of rounding all elements of a state to a type, decayed over some tokens."""
 
 
 def _drift(run: ExaminedRun) -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def _drift(run: ExaminedRun) -> Iterator[Finding]:
         layer = _first_layer_error(run, seq, number)
         type = next((t for t, low, high in _SIZES if low <= layer <= high), "")
         if not type:
-            continue  # other content, however alike
+            continue  # different content, however similar
         last = float(error[measured][-1])
         yield Finding(
             f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
@@ -59,8 +59,8 @@ def _drift(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _first_layer_error(run: ExaminedRun, seq: int, number: int) -> float:
-    """The error of the first recurrent layer after a round, whose inputs are the reference's; 0
-    where none was recorded."""
+    """The error of the first recurrent layer after a round, whose inputs are the reference's; 0 if
+    not recorded."""
     states = run.states
     here = np.flatnonzero((states["round"] == number) & (states["seq_id"] == seq))
     found = [float(states[name][here[0]]) for name in ("state_error", "conv_error") if here.size]
@@ -68,8 +68,8 @@ def _first_layer_error(run: ExaminedRun, seq: int, number: int) -> float:
 
 
 def _first_wrong(run: ExaminedRun) -> Iterator[tuple[int, CopyFacts]]:
-    """Per sequence the first round that it or a copy got wrong, and what is noted of the first
-    pass that did: one that started from a wrong state, so that its logits are wrong, too."""
+    """Per sequence the first round that it or a copy got wrong, and the record of the first wrong
+    pass: one that started from a wrong state, so that its logits are wrong too."""
     notes = run.facts.lane_copies
     errors = LaneErrors.of(run) if notes else None
     if errors is None or run.bound is None:
@@ -146,10 +146,10 @@ _RESTORES = ("restore", "restore_depth")
 
 @dataclass(frozen=True, slots=True)
 class _WrongState:
-    """The first wrong states of a sequence, after round `number`. what, where: in words, which
-    state and which layers. records: what explains them (engine.compare.state_origin), the one that
-    explains most first. measured: further evidence. depth, path: of the rollback of that round, 0
-    without one; since: the rollbacks up to there in words."""
+    """The first wrong states of a sequence, after round `number`. what, where: which state and
+    which layers, in words. records: explanations (engine.compare.state_origin), the one that covers
+    most first. measured: further evidence. depth, path: of that round's rollback, 0 without one;
+    since: the rollbacks so far in words."""
 
     run: ExaminedRun
     seq: int
@@ -236,7 +236,7 @@ class _WrongState:
         return f"{tensor} {said}" if said else "no state of the text explains it"
 
     def _snapshots(self, record: StateOriginFacts) -> str:
-        """What storage holds: says whether a read, an index or the content is wrong."""
+        """Compares storage: tells whether a read, an index or the content is wrong."""
         holds, pos = record.holds, record.pos
         if not holds:
             return "storage holds nothing of the sequence"
@@ -265,7 +265,7 @@ _WINDOW_BY_CONTENT = {"earlier": "window-too-old", "rejected": "rejected-tokens-
 
 
 def _wrong_states(run: ExaminedRun, rule: str) -> Iterator[Finding]:
-    """The first of each sequence, if this rule names it and none about indices, cells or
+    """The first of each sequence, if this rule explains it and none about indices, cells or
     positions does."""
     errors = LaneErrors.of(run)
     found = _of_audit(run) if errors is None else _of_lane(run, errors)
@@ -284,7 +284,7 @@ def _wrong_states(run: ExaminedRun, rule: str) -> Iterator[Finding]:
 
 
 _Found = tuple[int, int, str, str, list[str]]
-"""Sequence and round of its first wrong state, and the words for it, as _WrongState has them."""
+"""Sequence and round of its first wrong state, with texts as in _WrongState."""
 
 
 def _of_lane(run: ExaminedRun, errors: LaneErrors) -> Iterator[_Found]:
@@ -321,7 +321,7 @@ _STATES = {"conv": "The convolution window is", "tokens": "The token window is"}
 
 
 def _is_mixed(record: StateOriginFacts) -> bool:
-    """Whether most rows of a window are those of known tokens."""
+    """Whether most rows of a window belong to known tokens."""
     rows = record.rows
     return rows is not None and 2 * len(_known(rows)) > len(rows)
 
@@ -335,13 +335,13 @@ def _sequence(n: int) -> str:
 
 
 def _errors_text(state: float, window: float) -> str:
-    """Those of the two that a model has."""
+    """Errors of the parts that a model has."""
     named = ("the state", state), ("the window", window)
     return ", ".join(f"error of {name} {x:.1e}" for name, x in named if not np.isnan(x))
 
 
 def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:
-    """What is wrong after round `number` of a sequence, and the first layer that it is in."""
+    """What is wrong after round `number` of a sequence, and the first affected layer."""
     states = errors.run.states
     here = (states["round"] == number) & (states["seq_id"] == seq)
     state, window = (states[name] > errors.limit for name in ("state_error", "conv_error"))
@@ -357,7 +357,7 @@ def _first_layer(errors: LaneErrors, seq: int, number: int) -> tuple[str, str]:
 
 
 def _rollback(run: ExaminedRun, seq: int, number: int) -> tuple[int, str, str]:
-    """Tokens undone in that round and how, and the last two rollbacks up to it in words."""
+    """Tokens rolled back in that round and how, and the last two rollbacks so far, in words."""
     rounds = run.rounds
     mine = rounds["seq_id"] == seq
     undone = np.flatnonzero(mine & (rounds["memory_rollback"] > 0) & (rounds["round"] <= number))

@@ -1,1 +1,1 @@
-"""What a recorded run would have done under other settings and rules of drafting."""
+"""What-if: a recorded run under other drafting settings and rules."""

@@ -1,13 +1,13 @@
 """Positions of the recorded texts at which a round could have started under other settings.
 
 Under other settings rounds begin elsewhere. Inside a stretch of accepted tokens, the drafter would
-have gone on as it did: what is left of the recorded draft is what it would have drafted there. That
+have continued as it did: the rest of the recorded draft is what it would have drafted there. That
 is exact for a draft model, which sees the same tokens, and for a run in which nothing was verified
 (--spec-verify-max 0), which drafts at every place; else it is the first of `ASSUMPTIONS`.
 
-How likely its drafted tokens are right is counted by place and by confidence. Drafts whose fate is
-known only in part (they were accepted as far as they went) count at each place that they reached,
-as in the product-limit estimate of Kaplan and Meier (1958).
+The probability that drafted tokens are right is counted by place and by confidence. Drafts with a
+partly known fate (accepted as far as they went) count at each place they reached, as in the
+product-limit estimate of Kaplan and Meier (1958).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SEED = 1
 
 
 def survival_of(rounds: RecordedRounds) -> Survival:
-    """How far the drafts of a run come, as far as their fate is known."""
+    """Survival of a run's drafts, as far as their fate is known."""
     known = np.where(rounds.drafted > 0, rounds.accepted + rounds.is_final, 0)
     return Survival.of(known, rounds.accepted, size=rounds.n_max)
 
 
 def _draw_more(rates: np.ndarray, reached: np.ndarray, wanted: int) -> np.ndarray:
-    """How many more tokens would have been right, drawn by chance with numbers that stay the same:
-    int64 of the shape of `reached`, the place in the draft of the first one; at most `wanted`.
-    rates: by place, of those after right ones."""
+    """How many more tokens would have been right, drawn with fixed random numbers: int64 of the
+    shape of `reached`, the draft place of the first one; at most `wanted`. rates: by place, given
+    correct predecessors."""
     if not len(rates) or not wanted:
         return np.zeros(reached.shape, np.int64)
     random = np.random.default_rng(_SEED).random((*reached.shape, wanted))
@@ -44,13 +44,12 @@ def _draw_more(rates: np.ndarray, reached: np.ndarray, wanted: int) -> np.ndarra
 
 
 Scale = Callable[[np.ndarray], np.ndarray]
-"""Probabilities of being right of confidences, of the same shape; NaN stays."""
+"""Maps confidences to probabilities of being right, same shape; NaN stays."""
 
 
 def confidence_scale(rounds: RecordedRounds) -> Scale:
-    """What the drafter's confidence was worth: in each tenth of it the share of the judged tokens,
-    the accepted and the first wrong one of each draft, that was right; where none was judged, the
-    middle of that tenth."""
+    """Calibration of the drafter's confidence: in each tenth the share of judged tokens (accepted
+    and first wrong ones) that was right; the middle of the tenth where none was judged."""
     place = np.arange(rounds.confidence.shape[1])
     right = place < rounds.accepted[:, None]
     wrong = (place == rounds.accepted[:, None]) & rounds.is_final[:, None]
@@ -69,19 +68,19 @@ def confidence_scale(rounds: RecordedRounds) -> Scale:
 
 _ENDLESS = 1 << 20
 _LONGEST = 1024
-"""Tokens of a round, at most."""
+"""Most tokens of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
     """Places of all texts, one text after the other, [n] each.
 
-    available: tokens that a drafter has to offer. right: of them, the leading ones that are right.
-    limit: what the token limit leaves of a draft. confidence: float [n, k], NaN where unknown.
-    begins, ends: index of each text's first place, and one after its last: [n texts]. is_begin:
-    whether a recorded round begins there, bool [n]. is_independent: a text has the recorded rounds
-    again and again, a place for each token; the next round is at the next place whatever was
-    accepted, and a text ends with as many tokens as it has places. ends_at_limit: bool [n texts].
+    available: tokens that the drafter offers. right: how many of their leading ones are right.
+    limit: what the token limit leaves of a draft. confidence: float [n, k], NaN if unknown. begins,
+    ends: index of each text's first place, and one past its last: [n texts]. is_begin: whether a
+    recorded round begins there, bool [n]. is_independent: a text repeats the recorded rounds, one
+    place per token; the next round is at the next place whatever was accepted, and a text ends with
+    as many tokens as it has places. ends_at_limit: bool [n texts].
     """
 
     available: np.ndarray
@@ -106,7 +105,7 @@ class Positions:
             offset = np.zeros(len(source), np.int64)
             limit = np.full(len(source), _ENDLESS)
         else:
-            # a trace from anyone may claim any number
+            # an untrusted trace may contain any number
             span = np.clip(rounds.emitted, 0, _LONGEST)
             source = np.repeat(np.arange(len(rounds)), span)
             offset = np.arange(len(source)) - np.repeat(np.cumsum(span) - span, span)
@@ -149,8 +148,8 @@ class Positions:
 
 
 def _cut_by_limit(rounds: RecordedRounds) -> np.ndarray:
-    """Rounds whose draft may be short because their text was to end, and that are played elsewhere
-    in it, too: bool [n]."""
+    """Rounds whose draft may be short because their text was about to end, and that are also played
+    elsewhere in it: bool [n]."""
     if not rounds.is_independent:
         return np.zeros(len(rounds), bool)
     is_last = np.append(rounds.seq[1:] != rounds.seq[:-1], True)[: len(rounds)]
@@ -159,9 +158,9 @@ def _cut_by_limit(rounds: RecordedRounds) -> np.ndarray:
 
 
 def _again(rounds: RecordedRounds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rounds of each text over and over, as many as it has tokens: which round, the text, and
-    the number of the round in the text, int64 [tokens] each. Where drafts are shorter, a text takes
-    more rounds than were recorded."""
+    """The rounds of each text, repeated to as many as it has tokens: round, text, and number of the
+    round in the text, int64 [tokens] each. With shorter drafts a text takes more rounds than were
+    recorded."""
     n_texts = len(rounds.ends_at_limit)
     n_rounds = np.bincount(rounds.seq, minlength=n_texts)
     n_tokens = np.bincount(rounds.seq, np.maximum(rounds.emitted, 0), n_texts).astype(np.int64)

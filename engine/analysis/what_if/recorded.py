@@ -1,17 +1,17 @@
-"""The rounds of a run as numpy: where each began, what was drafted, how sure, what became of it.
+"""Recorded rounds as arrays: where each began, its draft, confidence and outcome; and measured
+costs.
 
-A draft of which only a part was verified (--spec-verify-max) has its other tokens in the trace too.
-Their fate is *derived* from the text that followed: while tokens are accepted by matching, the text
-does not depend on the drafts, and the target would have said the same. Under rejection sampling and
+If only a part of a draft was verified (--spec-verify-max), the trace holds its other tokens too.
+Their fate is *derived* from the text that followed: with acceptance by matching, the text does not
+depend on the drafts, and the target would have chosen the same. Under rejection sampling and
 synthetic acceptance it stays unknown.
 
-What a round costs comes from measured rounds only. A round is drafting, by the number of steps the
-drafter does; a forward pass, by its width; sampling, by width; saving a checkpoint, by width;
-undoing, by the tokens that stay, since a restore decodes them again; and what no phase counts.
-`unmeasured` tells which widths were not measured. What a run does for the first time is left out
-where the rest was measured, too (first_times).
+Costs come from measured rounds only. A round is drafting, by the number of drafter steps; a forward
+pass, by width; sampling, by width; saving a checkpoint, by width; undoing, by kept tokens, since a
+restore decodes them again; and the rest that no phase counts. `unmeasured` lists widths that were
+not measured. First-time costs of a run are left out if the rest was measured too (first_times).
 
-Between two numbers that were measured, the time is on a straight line.
+Between measured numbers, times are interpolated linearly.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from engine.trace.run_ref import RunColumns, RunRef
 class RecordedRounds:
     """Rounds after the prompts, [n] each, ordered by sequence and time.
 
-    seq: number of the text, from 0. start: tokens of the text before the round, the free first one
-    left out. emitted: tokens that the round added. drafted: tokens that the drafter made, verified
-    or not. verified: of them, those in the verify batch. accepted: leading tokens known to be
-    right. is_final: whether the next one is known to be wrong; else what a longer draft would have
-    brought is not known. was_full: the draft ended only because no more tokens were asked for.
-    was_cut: the token limit or the context kept it short. steps: what the drafter did for it, a
-    token below p_min included. width: of the verify batch. new_pass, new_draft: whether the run did
-    for the first times (first_times) a pass of that width, and a draft after this many accepted
-    tokens. is_undone: whether a rollback, restore or replay was needed. confidence: float [n, k],
-    NaN where not observed. phases: milliseconds by phase, NaN where not observed, as in lanes,
-    whose drafts are made once for all; "other" is the rest of the round. ends_at_limit: bool by
-    text: the token limit ended it, and kept drafts short before. is_independent: rounds were
-    accepted by chance, so what comes next does not depend on where a round begins. chance: then the
-    tokens of a full draft that it accepts in each round of any text, int64 [rounds]; None where
-    that is not known beyond the recorded rounds.
+    seq: number of the text, from 0. start: tokens of the text before the round, without the free
+    first one. emitted: tokens added by the round. drafted: drafted tokens, verified or not.
+    verified: those in the verify batch. accepted: leading tokens known to be right. is_final:
+    whether the next one is known to be wrong; else the outcome of a longer draft is unknown.
+    was_full: the draft ended only because no more tokens were requested. was_cut: the token limit
+    or the context kept it short. steps: drafter steps, including a token below p_min. width: of the
+    verify batch. new_pass, new_draft: whether the pass of that width, or the draft after this many
+    accepted tokens, was among the run's first (first_times). is_undone: whether a rollback, restore
+    or replay was needed. confidence: float [n, k], NaN if not observed. phases: milliseconds by
+    phase, NaN if not observed, as in lanes, whose drafts are shared; "other" is the rest of the
+    round. ends_at_limit: bool by text: the token limit ended it, and kept drafts short before.
+    is_independent: acceptance was drawn by chance, so what comes next does not depend on where a
+    round begins. chance: then the accepted tokens of a full draft in each round of any text, int64
+    [rounds]; None beyond the recorded rounds.
     """
 
     seq: np.ndarray
@@ -83,7 +82,7 @@ class RecordedRounds:
 
     @property
     def has_confidence(self) -> bool:
-        """Whether a floor on confidence means anything here."""
+        """Whether a confidence floor has an effect."""
         return bool(np.isfinite(self.confidence).any())
 
     @property
@@ -93,9 +92,9 @@ class RecordedRounds:
 
     @classmethod
     def of(cls, run: RunRef, newest: int | None = None) -> RecordedRounds:
-        """The rounds of a run, of any engine: what it did not tell is NaN, or taken as usual.
+        """The rounds of a run of any engine; unknown values are NaN, or the usual ones.
 
-        newest: this many of the rounds at most, the last ones.
+        newest: at most this many rounds, the last ones.
         """
         rows = RunColumns(run.store, "rounds", run.run_id)
         every = np.flatnonzero(~rows.is_prompt & (rows["n_merged"] == MISSING))
@@ -105,12 +104,12 @@ class RecordedRounds:
         return _from_rows(run, rows, order, is_whole=is_whole)
 
     def repeated(self) -> RecordedRounds:
-        """The same, of a run in a session that had done all of it before: nothing was new."""
+        """The same without first-time costs."""
         none = np.zeros(len(self), bool)
         return replace(self, new_pass=none, new_draft=none)
 
     def where(self, chosen: np.ndarray) -> RecordedRounds:
-        """Some of the rounds, bool [n], to look at their times: the texts have gaps then."""
+        """Selected rounds, bool [n], for their times only: the texts then have gaps."""
         kept: dict[str, Any] = {
             field.name: getattr(self, field.name)[chosen]
             for field in fields(self)
@@ -121,7 +120,7 @@ class RecordedRounds:
 
     @classmethod
     def joined(cls, parts: list[RecordedRounds]) -> RecordedRounds:
-        """The rounds of several runs, whose texts are numbered on. Raises ValueError for none."""
+        """The rounds of several runs with texts renumbered. Raises ValueError without any."""
         if not parts:
             raise ValueError("no rounds to join")
         k = max(part.confidence.shape[1] for part in parts)
@@ -197,9 +196,8 @@ def _from_rows(
 
 
 def _new(keys: np.ndarray, order: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Of the rows counted, those whose key is among the first of its kind in the run. order: of the
-    rows in the table, which is that of time. Where its begin is left out, no row is to be counted.
-    """
+    """Counted rows whose key is among the first of its kind in the run. order: rows of the table in
+    order of time. If the beginning is left out, no row counts."""
     found = np.zeros(len(keys), bool)
     by_time = np.argsort(order)
     by_time = by_time[counted[by_time]]
@@ -213,18 +211,17 @@ def _padded(confidence: np.ndarray, k: int) -> np.ndarray:
 
 
 def _ended_by(run: RunRef, rounds: RunColumns, order: np.ndarray, reason: str) -> np.ndarray:
-    """Which drafts the last drafter that was asked ended for this reason, such as a token below
-    p_min: bool [n]."""
+    """Drafts that the last drafter ended for this reason, such as a token below p_min: bool [n]."""
     asked = RunColumns(run.store, "drafts", run.run_id)
     row = rows_of(rounds, order, asked["round"], asked["seq_id"])
     is_so = asked.is_text("reason", reason)
     found = np.zeros(len(order), bool)
-    found[row[row >= 0]] = is_so[row >= 0]  # of several, the last one stays
+    found[row[row >= 0]] = is_so[row >= 0]  # the last of several wins
     return found
 
 
 def _other_ms(rounds: RunColumns, order: np.ndarray) -> np.ndarray:
-    """Time of each row's round that no phase counts, its part of it, ms; 0 where unknown."""
+    """Each row's share of the round time that no phase counts, ms; 0 if unknown."""
     numbers, row = np.unique(rounds["round"], return_inverse=True)
     end = np.zeros(len(numbers))
     np.maximum.at(end, row, np.nan_to_num(rounds["t_ms"]))
@@ -238,11 +235,11 @@ def _other_ms(rounds: RunColumns, order: np.ndarray) -> np.ndarray:
 
 
 SEEN = 2
-"""Passes of a shape that cost more than those after them."""
+"""Number of first passes of a shape that cost more than later ones."""
 
 
 def are_first(keys: np.ndarray) -> np.ndarray:
-    """Which of the keys, int64 [n], are among the first SEEN equal ones: bool [n]."""
+    """Keys, int64 [n], that are among the first SEEN equal ones: bool [n]."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     is_first = np.r_[True, ordered[1:] != ordered[:-1]][: len(keys)]
@@ -253,12 +250,11 @@ def are_first(keys: np.ndarray) -> np.ndarray:
 
 
 LEAST_TIMES = 4
-"""A number timed less often than that, in warm-up rounds perhaps, is not counted next to others
-that were timed as often."""
+"""Numbers timed less often, as in warm-up rounds, are ignored if others were timed this often."""
 _OUTLIER = 4.0
-"""A time this many times the median of its kind is the machine's doing, and not counted,"""
+"""Times above this multiple of the median of their kind are outliers and are ignored,"""
 _FEW = 8
-"""where there are at least this many."""
+"""provided that there are at least this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +267,8 @@ class CostCurve:
 
     @classmethod
     def of(cls, numbers: np.ndarray, ms: np.ndarray, *, all_count: bool = False) -> CostCurve:
-        """From measured times, [n] each, without NaN, and unless all_count without outliers and
-        numbers that were timed too seldom."""
+        """From measured times, [n] each, without NaN; unless all_count, outliers and rarely timed
+        numbers are ignored."""
         known = np.isfinite(ms)
         at, place = np.unique(numbers[known], return_inverse=True)
         values = ms[known]
@@ -287,25 +283,26 @@ class CostCurve:
 
     @classmethod
     def of_points(cls, points: Mapping[int, float]) -> CostCurve:
-        """From times known by number, such as those of `bench forward`."""
+        """From known times by number, such as those of `bench forward`."""
         at = np.array(sorted(points), np.int64)
         return cls(at, np.array([points[i] for i in at.tolist()]), np.ones(len(at), np.int64))
 
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        """Milliseconds at each number; outside the measured ones that of the nearest, 0 if none."""
+        """Milliseconds at each number; outside the measured range that of the nearest, 0 if
+        none."""
         if not len(self.at):
             return np.zeros(np.shape(numbers))
         found: np.ndarray = np.interp(numbers, self.at, self.ms)
         return found
 
     def trusted(self, least: int) -> CostCurve:
-        """Without numbers that were measured less than this many times, but for the outermost."""
+        """Without numbers measured fewer times than this, except the outermost."""
         kept = self.n >= least
         kept[:1] = kept[-1:] = True
         return CostCurve(self.at[kept], self.ms[kept], self.n[kept])
 
     def from_nothing(self) -> CostCurve:
-        """The curve with 0 at 0, and as steep after the last number as from 0 to it."""
+        """The curve through 0 at 0, and beyond the last number as steep as from 0 to it."""
         if not len(self.at) or self.at[-1] <= 0:
             return CostCurve.of_points({0: 0.0})
         there = self.at > 0
@@ -319,13 +316,13 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Curves by: draft, drafter's steps (0 at 0, and in proportion beyond those measured); verify,
-    sample, save, width; undo, kept tokens. draft_0: looking for a draft that was not found; other:
-    the rest of a round, ms. plain_ms: a round of plain decoding, ms, without a drafter.
-    draft_by_step: like draft, where the drafter cannot do all its steps at once: under a p_min,
-    after a prompt, and where the token limit keeps drafts short; None = the same. reading_ms: what
-    a draft after a prompt takes beyond that, as the drafter reads the prompt first. plain_is_timed:
-    whether plain_ms was measured, and not taken from wider passes."""
+    """Curves by: draft, drafter's steps (0 at 0, proportional beyond those measured); verify,
+    sample, save, width; undo, kept tokens. draft_0: an unsuccessful search for a draft; other: the
+    rest of a round, ms. plain_ms: a round of plain decoding without a drafter, ms. draft_by_step:
+    like draft, where the drafter cannot do all steps at once: with p_min, after a prompt, and where
+    the token limit keeps drafts short; None = the same. reading_ms: extra time of a draft after a
+    prompt, which the drafter reads first. plain_is_timed: whether plain_ms was measured, not
+    derived from wider passes."""
 
     draft: CostCurve
     verify: CostCurve
@@ -341,7 +338,7 @@ class RoundCosts:
 
     @classmethod
     def free(cls) -> RoundCosts:
-        """Rounds that take no time."""
+        """Rounds without cost."""
         none = CostCurve.of_points({})
         return cls(none, none, none, none, none, 0.0, 0.0, 0.0)
 
@@ -349,10 +346,10 @@ class RoundCosts:
     def measured(
         cls, rounds: RecordedRounds, plain: RecordedRounds | None = None
     ) -> RoundCosts | None:
-        """From rounds that have times; None where they lack them.
+        """From timed rounds; None without times.
 
-        plain: rounds of plain decoding. Without them, a plain round is one without a draft, less
-        the look for it; where none was recorded, the pass of one token that `verify` tells.
+        plain: rounds of plain decoding. Without them, a plain round is one without a draft, minus
+        the search for it; if none was recorded, the pass of one token from `verify`.
         """
         if not rounds.is_timed:
             return None
@@ -390,12 +387,12 @@ class RoundCosts:
         return 1e3 / self.plain_ms if self.plain_ms else float("nan")
 
     def unmeasured(self, widths: Iterable[int]) -> tuple[int, ...]:
-        """Of these widths, those that no pass had: their time is taken from the nearest."""
+        """Those of the widths that no pass had: their time is that of the nearest."""
         return tuple(sorted(set(widths).difference(self.verify.at.tolist())))
 
 
 def _draft_by_steps(rounds: RecordedRounds, ms: np.ndarray) -> CostCurve:
-    """From the times of drafts, [n], after the first one of a text and not cut short."""
+    """From the times of drafts, [n], after a text's first one and not cut short."""
     drafts = rounds.steps > 0
     usual = _rather(drafts, (rounds.start > 0) & ~rounds.was_cut)
     known = _rather(usual, ~rounds.new_draft)
@@ -403,14 +400,14 @@ def _draft_by_steps(rounds: RecordedRounds, ms: np.ndarray) -> CostCurve:
 
 
 def _reading_ms(rounds: RecordedRounds, ms: np.ndarray, draft: CostCurve) -> float:
-    """What first drafts of texts take beyond others. A median, as the first one compiles."""
+    """Extra time of the first drafts of texts. A median, because the first one compiles."""
     first = (rounds.steps > 0) & (rounds.start == 0)
     more = (ms - draft(rounds.steps))[_rather(first, ~rounds.new_draft)]
     return max(float(np.median(more)), 0.0) if len(more) else 0.0
 
 
 def _rather(rounds: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Of rounds, bool [n], the wanted ones; all where none is such."""
+    """The wanted rounds, bool [n]; all rounds if there are none."""
     found = rounds & wanted
     return found if found.any() else rounds
 

@@ -1,6 +1,6 @@
-"""Rules by which engines choose how much to draft and to verify, round by round.
+"""Drafting rules of engines, which choose draft and verify lengths round by round.
 
-A new one is its chooser and an entry in RULES. Choosers work on many settings and texts at once: a
+A new one is a chooser plus an entry in RULES. Choosers run many settings and texts at once: a
 walker is one setting in one text.
 """
 
@@ -20,12 +20,12 @@ from engine.draft.adaptive import Setting as Setting
 from engine.draft.adaptive import column as _column
 
 NO_DRAFTER = -1
-"""Steps of a drafter that is not asked."""
+"""Steps of a drafter that is not called."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInputs:
-    """What a rule may go by. settings: int64 [walkers], the index of each walker's setting."""
+    """Inputs of a rule. settings: int64 [walkers], the index of each walker's setting."""
 
     positions: Positions
     costs: RoundCosts
@@ -35,18 +35,18 @@ class RuleInputs:
 
 
 DraftLengths = tuple[np.ndarray, np.ndarray]
-"""Of each draft, int64: tokens that would be verified, and steps that the drafter would do."""
+"""Per draft, int64: tokens to be verified, and drafter steps."""
 
 
 class Chooser:
-    """Chooses for walkers, [n] indices, that stand at places, [n] indices of Positions."""
+    """Chooses lengths for walkers, [n] indices, at places, [n] indices of Positions."""
 
     def choose(self, walkers: np.ndarray, at: np.ndarray) -> DraftLengths:
-        """What is verified, and what the drafter does; NO_DRAFTER steps for a plain round."""
+        """Tokens to verify and drafter steps; NO_DRAFTER steps for a plain round."""
         raise NotImplementedError
 
     def learn(self, walkers: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> None:
-        """The round that was chosen is over: tokens verified and accepted, [n] each."""
+        """Update after the round: tokens verified and accepted, [n] each."""
 
 
 class FixedLengths(Chooser):
@@ -56,7 +56,7 @@ class FixedLengths(Chooser):
         self._positions, self._of = inputs.positions, inputs.settings
         floors, self._floor = np.unique(_column(settings, "p_min", 0.0), return_inverse=True)
         self._below = floors_at(inputs.positions.confidence, floors)
-        # tokens that were not recorded have no confidence and pass every floor
+        # unrecorded tokens have no confidence and pass every floor
         self._below[self._below == inputs.positions.confidence.shape[1]] = 1 << 20
         self._n_max = _column(settings, "n_max", 0).astype(np.int64)
         self._n_min = _column(settings, "n_min", 0).astype(np.int64)
@@ -65,7 +65,7 @@ class FixedLengths(Chooser):
         return self.lengths(walkers, at, self._n_max[self._of[walkers]])
 
     def lengths(self, walkers: np.ndarray, at: np.ndarray, n_max: np.ndarray) -> DraftLengths:
-        """The same for a longest draft of the caller's choice, [n]."""
+        """The same for a given longest draft, [n]."""
         setting, places = self._of[walkers], self._positions
         verified, steps = cut_lengths(
             places.available[at],
@@ -78,7 +78,7 @@ class FixedLengths(Chooser):
 
 
 class AdaptedLengths(Chooser):
-    """Fixed lengths whose n_max a rule of engine.draft.adaptive chooses."""
+    """Fixed lengths with n_max from a rule of engine.draft.adaptive."""
 
     def __init__(self, rule: AdaptRule, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
         self._fixed = FixedLengths(inputs, settings)
@@ -92,7 +92,7 @@ class AdaptedLengths(Chooser):
 
 
 class OracleLengths(Chooser):
-    """The lengths that bring a text to its end soonest, known beforehand: what no rule can beat."""
+    """Optimal lengths in hindsight, the bound for every rule."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
         places, costs, self._of = inputs.positions, inputs.costs, inputs.settings
@@ -102,7 +102,7 @@ class OracleLengths(Chooser):
         round_ms[1:] += costs.save(1 + k)[1:]
         round_ms[0] = costs.plain_ms
         if not (np.isfinite(round_ms).all() and (round_ms > 0).all()):
-            round_ms = np.ones(len(k))  # without times the fewest rounds
+            round_ms = np.ones(len(k))  # without times, minimise rounds
         right = np.minimum(np.minimum(places.right, places.available), places.limit)
         self._best = np.zeros((len(n_max), len(places)), np.int64)
         texts = [slice(*both) for both in zip(places.begins, places.ends, strict=True)]
@@ -119,8 +119,8 @@ class OracleLengths(Chooser):
 
 
 def _soonest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
-    """The length at each place of a text that brings it to its end soonest, from its end on. right:
-    tokens that a draft there has right; round_ms: by length."""
+    """The length at each place of a text that finishes it soonest, from its end backwards. right:
+    correct tokens of a draft there; round_ms: by length."""
     n = len(right)
     best, left = np.zeros(n, np.int64), np.zeros(n + 1)
     for at in range(n - 1, -1, -1):
@@ -131,8 +131,8 @@ def _soonest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
 
 
 def _fastest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
-    """The length in each round with which all of them together take least for each token: no round
-    takes more for one more token than all do on average (Dinkelbach 1967)."""
+    """The lengths that minimise total time per token: no round spends more on one more token than
+    the average (Dinkelbach 1967)."""
     lengths, ms_per_token = np.arange(len(round_ms)), np.inf
     best, now = np.zeros(len(right), np.int64), float(round_ms[0])
     while now < ms_per_token:
@@ -144,7 +144,7 @@ def _fastest(right: np.ndarray, round_ms: np.ndarray) -> np.ndarray:
 
 
 class SurvivingLengths(Chooser):
-    """Drafts n_max tokens and verifies as many as bring most tokens a second by their survival."""
+    """Drafts n_max tokens and verifies as many as maximise tokens per second by their survival."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
         places, self._of = inputs.positions, inputs.settings
@@ -175,7 +175,7 @@ class SurvivingLengths(Chooser):
 
 
 class SwitchingOff(Chooser):
-    """Fixed lengths until the acceptance over a window of rounds falls below a threshold; plain
+    """Fixed lengths until acceptance over a window of rounds falls below a threshold; plain
     decoding from there to the end of the text."""
 
     def __init__(self, inputs: RuleInputs, settings: Sequence[Setting]) -> None:
@@ -210,7 +210,7 @@ def _lengths_to_try(n_max: int) -> list[int]:
 
 
 FLOORS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""p_min values that are tried."""
+"""p_min values to try."""
 
 
 FIXED = AdaptRule(
@@ -258,10 +258,9 @@ RULES: dict[str, AdaptRule] = {rule.name: rule for rule in _RULES}
 
 
 def floors_at(confidence: np.ndarray, p_min: np.ndarray) -> np.ndarray:
-    """Index of the first drafted token below each floor, k where there is none.
+    """Index of the first drafted token below each floor, k if none.
 
-    confidence: float [n, k], NaN where the drafter has none: such a token passes. p_min: [m].
-    Returns int64 [m, n].
+    confidence: float [n, k], NaN without one: such tokens pass. p_min: [m]. Returns int64 [m, n].
     """
     n, k = confidence.shape
     found = np.full((len(p_min), n), k, np.int64)
@@ -279,13 +278,13 @@ def cut_lengths(
     n_max: np.ndarray | int,
     n_min: np.ndarray | int = 0,
 ) -> DraftLengths:
-    """Lengths of drafts under a setting, element by element.
+    """Draft lengths under a setting, element by element.
 
-    available: tokens that the drafter has to offer. below_floor: see floors_at. limit: tokens that
-    context and token limit allow. All of them int64 [n].
+    available: tokens that the drafter offers. below_floor: see floors_at. limit: tokens that
+    context and token limit allow. All int64 [n].
     """
     room = np.minimum(np.minimum(available, limit), n_max)
     length = np.minimum(room, below_floor)
-    # the token below the floor was drafted too, unless no more were asked for
+    # the token below the floor was drafted too, unless no more were requested
     steps = length + (below_floor < room)
     return np.where(length < n_min, 0, length), steps

@@ -1,9 +1,9 @@
-"""Recorded rounds played again under other settings: speed, acceptance and where the time goes, for
-each draft length, and for length and p_min.
+"""Simulation of recorded rounds under other settings: speed, acceptance and time by part, for each
+draft length, and for length and p_min.
 
-A walker goes through each text from its begin. Where it is, a rule chooses the draft from what
-was recorded there; the text says how much of it is right; the measured costs say how long the round
-takes; and the next round begins after what was accepted. `ASSUMPTIONS` tells what that leaves out.
+A walker goes through each text from its start. At each place a rule chooses a draft from what was
+recorded there; the text says how much of it is right; the measured costs give the time of the
+round; the next round begins after the accepted tokens. `ASSUMPTIONS` lists what this ignores.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ ASSUMPTIONS = (
     "what was not measured costs what lies between, and drafting in proportion to its steps",
 )
 _PIECE = 512
-"""A longer text is walked through in pieces, which begin where recorded rounds did."""
+"""Longer texts are simulated in pieces that begin at recorded rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Settings played in texts: [m settings, n texts] each, but for `settings`.
+    """Settings played in texts: [m settings, n texts] each, except `settings`.
 
-    tokens: emitted after the first. rounds; drafted: tokens verified; accepted; *_ms: milliseconds
-    in all. rest: sampling, saving, undoing, and what no phase counts.
+    tokens: emitted after the first. rounds; drafted: tokens verified; accepted; *_ms: total
+    milliseconds. rest: sampling, saving, undoing, and what no phase counts.
     """
 
     settings: tuple[Setting, ...]
@@ -51,11 +51,11 @@ class Outcomes:
         return self.draft_ms + self.verify_ms + self.rest_ms
 
     def tokens_per_second(self, texts: np.ndarray | None = None) -> np.ndarray:
-        """Of each setting over all texts, or some (indices); float [m], NaN without times."""
+        """Per setting over all texts, or some (indices); float [m], NaN without times."""
         return 1e3 * _sum(self.tokens, texts) / _nonzero(_sum(self.total_ms, texts))
 
     def acceptance(self, texts: np.ndarray | None = None) -> np.ndarray:
-        """Accepted over verified drafted tokens: [m], NaN where nothing is drafted."""
+        """Accepted / verified drafted tokens: [m], NaN without drafts."""
         return _sum(self.accepted, texts) / _nonzero(_sum(self.drafted, texts))
 
     def tokens_per_round(self, texts: np.ndarray | None = None) -> np.ndarray:
@@ -66,9 +66,9 @@ class Outcomes:
 def simulate(
     rounds: RecordedRounds, costs: RoundCosts | None, rule: AdaptRule, settings: Sequence[Setting]
 ) -> Outcomes:
-    """Play the recorded texts under some settings of a rule.
+    """Play the recorded texts under settings of a rule.
 
-    costs: None leaves all times 0, and speeds NaN. The longest draft among the settings should not
+    costs: None leaves all times 0 and speeds NaN. The longest draft among the settings should not
     exceed rounds.n_max: longer ones are accepted by chance.
     """
     m = len(settings)
@@ -123,12 +123,12 @@ _SUMS = ("tokens", "rounds", "drafted", "accepted", "draft_ms", "verify_ms", "re
 
 
 class _Prices:
-    """Times of rounds, ms, from tables by small numbers."""
+    """Round times, ms, from tables by small numbers."""
 
     def __init__(self, costs: RoundCosts, most: int) -> None:
         number = np.arange(most + 2)
         by_step = costs.draft_by_step or costs.draft
-        # all steps at once and one by one; the last number is NO_DRAFTER
+        # all steps at once, and one by one; the last number is NO_DRAFTER
         self._draft = np.array([[*costs.draft(number), 0.0], [*by_step(number), 0.0]])
         self._draft[:, 0] = costs.draft_0
         self._verify = costs.verify(number)
@@ -140,7 +140,7 @@ class _Prices:
     def of(
         self, verified: np.ndarray, steps: np.ndarray, accepted: np.ndarray, by_step: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Drafting, verifying and the rest of rounds, [n] each."""
+        """Time of drafting, verifying and the rest of rounds, [n] each."""
         width, plain = verified + 1, steps == NO_DRAFTER
         rest = self._rest[width] + self._save[width] * (verified > 0)
         rest = rest + self._undo[accepted + 1] * (accepted < verified)
@@ -152,8 +152,8 @@ class _Prices:
 
 
 def _pieces(places: Positions, *, in_pieces: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Begin, end and text of what is walked through by itself: whole texts, unless they are long
-    and the rule remembers nothing."""
+    """Start, end and text of the parts simulated separately: whole texts, unless they are long and
+    the rule has no memory."""
     begins, ends, texts = [], [], []
     for text, (begin, end) in enumerate(
         zip(places.begins.tolist(), places.ends.tolist(), strict=True)
@@ -185,8 +185,8 @@ class DraftLengthEstimate:
     """One n_max. expected_length: tokens per round. Times: milliseconds per round.
 
     rest_ms: sampling, checkpoint, rollback, restore, replay, and what no phase counts. Times and
-    tokens_per_second are None where the run was not timed, the speed of plain decoding also where
-    no pass of one token was.
+    tokens_per_second are None if the run was not timed, the speed of plain decoding also if no
+    single-token pass was.
     """
 
     n_max: int
@@ -205,16 +205,15 @@ class DraftLengthEstimate:
 
 
 LEAST_GAIN = 1.005
-"""Below it a gain would be written as none."""
+"""Smaller gains count as none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """Estimates for n_max 0 … K in order, K being the longest draft recorded.
+    """Estimates for n_max 0 … K in order, K being the longest recorded draft.
 
-    n_steps: rounds with a draft that they are made from. unmeasured_widths: verify widths that an
-    estimate needs and no row had; their cost is taken from between the nearest that were measured.
-    gain: of the best over the recorded, see `gain`.
+    n_steps: rounds with a draft. unmeasured_widths: verify widths that an estimate needs and no row
+    had; their cost is interpolated. gain: of the best over the recorded setting, see `gain`.
     """
 
     n_steps: int
@@ -224,26 +223,26 @@ class WhatIf:
 
     @property
     def recorded(self) -> DraftLengthEstimate:
-        """The n_max that the run had."""
+        """The run's own n_max."""
         return self.estimates[-1]
 
     @property
     def best(self) -> DraftLengthEstimate | None:
-        """The fastest; the smaller n_max where two are equal. None without times."""
+        """The fastest; ties go to the smaller n_max. None without times."""
         timed = [e for e in self.estimates if e.tokens_per_second is not None]
         return max(timed, key=lambda e: (e.tokens_per_second or 0.0, -e.n_max), default=None)
 
     @property
     def is_shown(self) -> bool:
-        """Whether the best is the one that was recorded, or faster beyond the run's own spread."""
+        """Whether the best is the recorded one, or faster beyond the run's own spread."""
         best = self.best
         is_same = best is not None and best.n_max == self.recorded.n_max
         return is_same or (self.gain is not None and self.gain[0] >= LEAST_GAIN)
 
 
 def what_if(rounds: RecordedRounds, *, is_whole: bool = True) -> WhatIf | None:
-    """Estimates from the rounds of one run; None without a single draft. is_whole: the run has
-    ended, so that a gain is worth its time."""
+    """Estimates from the rounds of one run; None without drafts. is_whole: the run has ended, so a
+    gain is worth computing."""
     costs = RoundCosts.measured(rounds)
     played = surface(rounds, costs, n_max=range(rounds.n_max + 1), p_min=(0.0,))
     if played is None:
@@ -268,10 +267,10 @@ def what_if(rounds: RecordedRounds, *, is_whole: bool = True) -> WhatIf | None:
 class Surface:
     """A rule's outcome for every pair of n_max [a] and p_min [b]: arrays are float [a, b].
 
-    tokens_per_second: NaN where the run was not timed. acceptance: NaN where nothing is drafted.
-    draft_ms, verify_ms, rest_ms: per round. speed_up: against plain decoding; NaN where passes of
-    one token, or those that a setting needs, were not timed in this run. unmeasured_widths: verify
-    widths that are asked for and no recorded pass had.
+    tokens_per_second: NaN if the run was not timed. acceptance: NaN without drafts. draft_ms,
+    verify_ms, rest_ms: per round. speed_up: against plain decoding; NaN if single-token passes, or
+    those that a setting needs, were not timed in this run. unmeasured_widths: verify widths that
+    are needed and no recorded pass had.
     """
 
     rule: str
@@ -288,8 +287,8 @@ class Surface:
 
     @property
     def best(self) -> tuple[int, int] | None:
-        """Row and column of the fastest; of equal ones the shortest draft and the lowest floor.
-        None without times."""
+        """Row and column of the fastest; ties go to the shortest draft and the lowest floor. None
+        without times."""
         if not np.isfinite(self.tokens_per_second).any():
             return None
         row, column = np.unravel_index(
@@ -306,13 +305,13 @@ def surface(
     p_min: Sequence[float] | None = None,
     rule: AdaptRule = FIXED,
 ) -> Surface | None:
-    """Play a run under every pair; None where it has no draft.
+    """Play a run under every pair; None without drafts.
 
     `surface(RecordedRounds.of(run))` is all that a view needs. costs: None = those of the run
-    itself. n_max: 1 … the longest recorded. p_min: FLOORS where the drafter tells its confidence,
-    else 0 alone. rule: one whose settings have an n_max; p_min matters to FIXED, "accepted-mean"
-    and "switch-off". Takes about 50 ms for 16 x 10 pairs over 1,000 tokens; does not block threads
-    for longer than numpy does, and may run next to the window's.
+    itself. n_max: 1 … the longest recorded. p_min: FLOORS if the drafter reports confidence, else
+    only 0. rule: one whose settings have an n_max; p_min matters to FIXED, "accepted-mean" and
+    "switch-off". Takes about 50 ms for 16 x 10 pairs over 1,000 tokens; holds the GIL no longer
+    than numpy does, and may run next to the window's thread.
     """
     if not rounds.n_drafts:
         return None
@@ -352,9 +351,9 @@ _PARTS, _LEAST_ROUNDS = 4, 32
 
 
 def gain(rounds: RecordedRounds, best: Setting, now: Setting) -> tuple[float, float] | None:
-    """The lowest and the highest speed of one setting over that of another, when the rounds cost
-    what those of a quarter of the run did, the first to the last; None with too few rounds to say,
-    or where a quarter has no times, or none of the widest passes that the first setting needs."""
+    """The lowest and highest speed ratio of two settings over the quarters of the run's rounds;
+    None with too few rounds, or if a quarter lacks times or the widest passes that the first
+    setting needs."""
     part, found = np.arange(len(rounds)) * _PARTS // max(len(rounds), 1), []
     for i in range(_PARTS if len(rounds) >= _LEAST_ROUNDS else 0):
         costs = RoundCosts.measured(rounds.where(part == i))
@@ -368,8 +367,8 @@ def gain(rounds: RecordedRounds, best: Setting, now: Setting) -> tuple[float, fl
 def _speed_up(
     speeds: np.ndarray, costs: RoundCosts | None, n_max: np.ndarray, p_min: np.ndarray
 ) -> np.ndarray:
-    """speeds [a, b] over plain decoding's, NaN where passes were not timed: of one token, and of
-    n_max + 1; under a floor all in between."""
+    """speeds [a, b] relative to plain decoding, NaN if passes of one token or of n_max + 1 (with a
+    floor all in between) were not timed."""
     if costs is None or not costs.plain_is_timed:
         return np.full(speeds.shape, np.nan)
     is_timed = np.isin(n_max + 1, costs.verify.at)

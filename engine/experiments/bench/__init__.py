@@ -1,1 +1,2 @@
-"""Measurements: rollback policies, batch splits, forward steps, and a model to measure with."""
+"""Benchmarks: rollback policies, batch splits, forward steps, requests, and llama.cpp on the same
+file."""

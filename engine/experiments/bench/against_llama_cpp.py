@@ -1,4 +1,4 @@
-"""The comparison with llama.cpp: works in turn, pair by pair, then what the pairs come to."""
+"""Comparison with llama.cpp: measurements in alternating pairs, and their ratios."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _U = TypeVar("_U")
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both sides' tokens per second, one measured after the other.
+    """Tokens per second of both sides, measured one after the other.
 
-    idle_share: the share of a core that this process used while it waited for the other.
+    idle_share: share of a core that this process used while it waited for the other.
     """
 
     theirs: float
@@ -49,7 +49,7 @@ class Pair:
 def take_turns(
     number: int, theirs: Callable[[], _T], ours: Callable[[], _U]
 ) -> tuple[_T, _U, float]:
-    """Both results, and Pair.idle_share. The side that is first changes with the pair's number."""
+    """Both results, and Pair.idle_share. Even and odd pairs start with different sides."""
     if number % 2:
         own = ours()
         other, idle_share = _waiting(theirs)
@@ -66,9 +66,9 @@ def _waiting(theirs: Callable[[], _T]) -> tuple[_T, float]:
 
 
 def paired_ratio(pairs: Sequence[Pair]) -> dict[str, float]:
-    """What at least one pair comes to. theirs, ours: medians, tokens per second. ratio: the median
-    of the pairs' ratios, ours over theirs; low, high: the smallest and the largest of them. p: of
-    the sign test; n_pairs."""
+    """Summary of at least one pair. theirs, ours: medians, tokens per second. ratio: the median of
+    the pairs' ratios, ours over theirs; low, high: their smallest and largest. p: of the sign test;
+    n_pairs."""
     ratios = [pair.ours / pair.theirs for pair in pairs]
     wins, n = sum(ratio > 1 for ratio in ratios), sum(ratio != 1 for ratio in ratios)
     return {
@@ -84,19 +84,18 @@ def paired_ratio(pairs: Sequence[Pair]) -> dict[str, float]:
 
 SPECULATIVE = "draft-mtp"
 BETTER = f"{SPECULATIVE}, better"
-"""The same figures of ours against the better of llama.cpp's plain and speculative decoding."""
+"""Our figures against the better of llama.cpp's plain and speculative decoding."""
 _COPIES = 5
 
 
 class Against:
-    """A session's model against a build of llama.cpp on the same file and as many threads.
+    """A session's model against a build of llama.cpp, on the same file with as many threads.
 
     folder: of the build, None = $PATH. works: forward passes. speculative: None leaves it out.
-    options: the rest of what its runs are decoded with. pairs: what was measured so far, by name of
-    the work; acceptance: of each pair of requests, (theirs, ours); build: that of llama-bench.
-    memory: bytes that llama-server and this process held at most, the latter since its first
-    request, None where the system does not tell.
-    Raises OptionError where a program is missing.
+    options: further options of our runs. pairs: measurements so far, by name of the work;
+    acceptance: of each pair of requests, (theirs, ours); build: that of llama-bench. memory: peak
+    bytes of llama-server and of this process since its first request, None if the system does not
+    report it. Raises OptionError if a program is missing.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Against:
         self.memory: tuple[int, int] | None = None
 
     def rows(self) -> dict[str, dict[str, float]]:
-        """Every work's ratios, and BETTER once there are figures of speculation."""
+        """Ratios of every work, and BETTER once speculation was measured."""
         found = {name: paired_ratio(pairs) for name, pairs in self.pairs.items()}
         if SPECULATIVE in found:
             theirs = found[PLAIN]["theirs"]
@@ -134,16 +133,16 @@ class Against:
 
     @property
     def idle_share(self) -> float:
-        """The most of a core that this process used while it waited."""
+        """Largest share of a core that this process used while waiting."""
         return max((pair.idle_share for pairs in self.pairs.values() for pair in pairs), default=0)
 
     @property
     def n_steps(self) -> int:
-        """How often `steps` yields."""
+        """Number of values that `steps` yields."""
         return self._n_pairs * (len(self._works) + (self._speculative is not None))
 
     def steps(self) -> Iterator[str]:
-        """Measure; the pairs grow. Yields the name of what was done, pair by pair.
+        """Measure, adding to pairs. Yields the name of each finished work, pair by pair.
 
         Raises PeerLibraryError, and what Session.start raises.
         """
@@ -154,7 +153,7 @@ class Against:
                 self._pass_pair(number, work, own)
                 yield work.name
         del own
-        give_back_memory()  # of the passes, as llama-server has done none of them
+        give_back_memory()  # free the passes' memory, which llama-server does not have
         if self._speculative is not None:
             yield from self._speculative_pairs(self._speculative)
 
@@ -190,8 +189,8 @@ class Against:
 
 
 def memory_copy_rate() -> float:
-    """Bytes per second that a copy of 256 MiB reads and writes, on the threads in use: the median
-    of some, each after a part of another array was written, so that no cache holds its source."""
+    """Bytes per second that a copy of 256 MiB reads and writes, on the current threads: a median,
+    each copy preceded by writes to another array, so that no cache holds the source."""
     evict = torch.zeros(1 << 24)
     source = torch.zeros(1 << 26)
     target = torch.zeros_like(source)
@@ -212,10 +211,10 @@ class LlamaBench:
         self._model, self._n_threads = model, n_threads
 
     def measure(self, work: PassWork) -> tuple[float, str]:
-        """Load the file, do the work once untimed, then timed; on the processor alone. Tokens per
-        second, the median of the repetitions; and the build, its commit and number.
+        """Load the file, do the work once untimed, then timed, on the CPU only. Returns tokens per
+        second, the median of the repetitions, and the build: commit and number.
 
-        Raises PeerLibraryError where the program ends in another way than with its figures.
+        Raises PeerLibraryError if the program ends without its figures.
         """
         words = ["-m", self._model, "-t", self._n_threads, "-dev", "none", "-o", "json"]
         words += ["-r", work.repeats, "-d", work.depth]
@@ -253,9 +252,9 @@ _UBATCH = 512
 
 
 class OwnPasses:
-    """Forward passes after a context that stays the same.
+    """Forward passes after a constant context.
 
-    depth: its tokens, at least one. n_most: the most tokens of a work.
+    depth: its tokens, at least one. n_most: most tokens of a work.
     """
 
     def __init__(self, model: HybridModel, depth: int, n_most: int) -> None:
@@ -294,7 +293,7 @@ def own_request(
     session: Session, options: RunOptions, work: SpeculativeWork
 ) -> tuple[float, float]:
     """Tokens per second of the request decoded here, and its acceptance. options: sizes, policy and
-    the like; what the work says goes first. Raises what Session.start raises."""
+    so on; the work overrides them. Raises what Session.start raises."""
     spec = replace(
         options.spec,
         types=("draft-mtp",),
@@ -316,17 +315,17 @@ def own_request(
 
 
 PLAIN = "1 token"
-"""The work that plain decoding is."""
+"""The work for plain decoding."""
 _DECODED = 32
 _REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class PassWork:
-    """n_tokens in one forward pass, or in as many `one_by_one`, `repeats` times, each time after
-    the same `depth` of tokens. They are random.
+    """n_tokens in one forward pass, or `one_by_one`, `repeats` times, each time after the same
+    `depth` of random tokens.
 
-    all_logits: those after every token are computed, as for a draft; else those of the last one.
+    all_logits: computed for every token, as for a draft; else for the last one.
     """
 
     name: str

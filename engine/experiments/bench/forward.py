@@ -1,5 +1,5 @@
-"""Forward passes alone: steps of several widths, each after a context of one token; several
-sequences verified side by side, against one sequence per forward pass; and a clock by section."""
+"""Forward passes: steps of several widths after a context of one token; several sequences per pass
+against one sequence per pass; and a clock by section."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ MODEL_SECTIONS = ("linears", "recurrent core", "attention", "head", "rest")
 stores. attention: cells, scores, norms and rope. head: final norm and vocabulary. rest: norms,
 gates, residuals, embedding."""
 
-# modules of what a trunk is put together from
+# modules that trunks are built from
 _PARTS = tuple(f"engine.model.{name}" for name in ("trunks", "layers", "mixers", "feed_forward"))
 
 
 class SectionClock:
-    """Exclusive time per section: a section that is entered stops the one around it.
+    """Exclusive time per section: entering a section stops the enclosing one.
 
-    sections: their names, among them "rest". Measuring a CUDA device waits for it at every
-    stop, which costs it some speed.
+    sections: their names, including "rest". On a CUDA device every stop waits for it, which costs
+    some speed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SectionClock:
         self.restart()
 
     def restart(self) -> None:
-        """Forget everything and begin with "rest"."""
+        """Reset, starting with "rest"."""
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         self._since = perf_counter()
 
@@ -61,7 +61,7 @@ class SectionClock:
         return {name: 1000 * seconds for name, seconds in self._seconds.items()}
 
     def timed(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
-        """`call` wrapped: its time is counted as this section's."""
+        """`call` wrapped, so that its time counts for this section."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self._settle()
@@ -95,11 +95,12 @@ class SectionClock:
             wait_for(self._device)
         now = perf_counter()
         self._seconds[self._open[-1]] += now - self._since
-        self._since = perf_counter()  # what the clock takes itself is in no section
+        self._since = perf_counter()  # the clock's own time counts for no section
 
 
 class _Counted:
-    """A part whose calls, and those of its methods, are counted; layers read what else it has."""
+    """A proxy for a part whose calls and methods are counted; other attributes are passed
+    through."""
 
     def __init__(
         self, part: Callable[..., Any], timed: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -115,8 +116,7 @@ class _Counted:
 
 
 def _sections(part: object) -> Iterator[tuple[object, str, str]]:
-    """Of a trunk or a part of one: owner, name and section of every call that has one, those that
-    lie deeper first."""
+    """Owner, name and section of every timed call in a trunk or part, inner ones first."""
     for name, value in list(vars(part).items()):
         if isinstance(value, Projection):
             yield part, name, "linears"
@@ -138,7 +138,7 @@ def sections_timed(
 ) -> Iterator[None]:
     """Within the context, forward passes of `model` over these memories switch the clock.
 
-    They are not recorded: a CUDA graph runs without the calls that are timed here.
+    Passes are not recorded, because a CUDA graph would bypass the timed calls.
     """
     parts = [*_sections(model._trunk), (model, "_output", "head")]
     for memory in memories:
@@ -159,8 +159,8 @@ RECORDING_SECTIONS = ("recording", "rest")
 
 @contextmanager
 def recording_timed(clock: SectionClock) -> Iterator[None]:
-    """Within the context, the time that any run spends recording is counted by `clock`, which must
-    have RECORDING_SECTIONS."""
+    """Within the context, time that runs spend on recording is counted by `clock`, which must have
+    RECORDING_SECTIONS."""
     with ExitStack() as undo:
         for name, value in list(vars(Recorder).items()):
             if isfunction(value) and not name.startswith("_"):
@@ -171,11 +171,11 @@ def recording_timed(clock: SectionClock) -> Iterator[None]:
 def bench_recording(
     session: Session, prompt: Prompt, configurations: Sequence[Configuration], *, repeats: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Decode a prompt in one slot, `repeats` times in every configuration; nothing warms up.
+    """Decode a prompt in one slot, `repeats` times in every configuration, without warm-up.
 
-    Of each run: configuration, predicted_n (tokens emitted), wall_s (from the first round to the
-    end, seconds), recording_s (of them, in the section "recording") and share, one over the other.
-    Raises what Session.start raises.
+    Per run: configuration, predicted_n (tokens emitted), wall_s (from the first round to the end,
+    seconds), recording_s (time in the section "recording") and share, their ratio. Raises what
+    Session.start raises.
     """
     clock = SectionClock(session.device, RECORDING_SECTIONS)
     for configuration in configurations:
@@ -206,11 +206,11 @@ def bench_steps(
     outputs: str = "last",
     batch_invariant: bool = False,
 ) -> list[dict[str, Any]]:
-    """Time one sequence's step of every width; the widths take turns in each repetition.
+    """Time one sequence's step of every width, alternating the widths in each repetition.
 
-    outputs: rows whose logits are computed, "last" or "all". batch_invariant: as in RunOptions.
-    Of each width: width, min_ms and median_ms, tokens_per_second at the median, and kernels_ms, the
-    median of the part that compiled kernels took; None where these are not compiled.
+    outputs: rows whose logits are computed, "last" or "all". batch_invariant: as in RunOptions. Per
+    width: width, min_ms and median_ms, tokens_per_second at the median, and kernels_ms, the median
+    time in compiled kernels; None if there are none.
     """
     memory = HybridMemory.for_model(
         model.config, 1, max(widths) + 1, model.device, batch_invariant=batch_invariant
@@ -240,7 +240,7 @@ def bench_steps(
 
 
 def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
-    """What makes a clock for the kernels of a step, where they can be timed."""
+    """A factory of clocks for the kernels of a step, if they can be timed."""
     if device.type != "cpu" or not uses_llvm():
         return lambda: None
     # here, because it loads the compiler
@@ -250,7 +250,7 @@ def _watch(device: torch.device) -> Callable[[], KernelClock | None]:
 
 
 def _row(width: int, steps: Sequence[tuple[float, float | None]]) -> dict[str, Any]:
-    """steps: milliseconds of each, and of the kernels in it."""
+    """steps: total and kernel milliseconds of each."""
     middle = median(ms for ms, _ in steps)
     inside = [ms for _, ms in steps if ms is not None]
     return {
@@ -266,13 +266,12 @@ def _row(width: int, steps: Sequence[tuple[float, float | None]]) -> dict[str, A
 def bench_splits(
     model: HybridModel, *, n_seqs: int = 5, n_draft: int = 3, rounds: int = 11
 ) -> dict[str, Any]:
-    """Decode verify batches, n_draft + 1 random tokens per sequence, all of them accepted.
+    """Decode verify batches, n_draft + 1 random tokens per sequence, all accepted.
 
-    Both ways decode the same tokens, each with a memory of its own, and take turns in every
-    round; which one is first alternates. Returns n_seqs, n_tokens of each, rollback (the policy),
-    figures by way and ratio: speed of "equal" over "seq", median of the rounds' ratios. Figures:
-    ms and tokens_per_second of the median round, all sequences together, n_ubatches of a round, and
-    sections: where that time went, ms per MODEL_SECTIONS.
+    Both splits decode the same tokens, each with a memory of its own, alternately. Returns n_seqs,
+    n_tokens of each, rollback (the policy), figures by split, and ratio: speed of "equal" over
+    "seq", median over the rounds. Figures: ms and tokens_per_second of the median round over all
+    sequences, n_ubatches per round, and sections: ms per MODEL_SECTIONS.
     """
     options = RunOptions()
     n_tokens = n_draft + 1

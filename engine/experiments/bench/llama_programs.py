@@ -1,5 +1,5 @@
-"""Programs of llama.cpp and others as child processes, none of which outlives this one, and servers
-among them, which are asked once they are ready."""
+"""Child processes for programs of llama.cpp and others, which never outlive this process, and
+servers among them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeWork:
-    """A greedy request of n_predict tokens, whatever they are, drafted for by the MTP head in
-    drafts of len(rates) tokens, of which the first i are accepted with probability rates[i - 1].
-    n_ctx: cells of the context."""
+    """A greedy request of n_predict arbitrary tokens, with drafts of len(rates) tokens from the MTP
+    head, whose first i tokens are accepted with probability rates[i - 1]. n_ctx: cells of the
+    context."""
 
     prompt: tuple[int, ...]
     n_predict: int
@@ -40,7 +40,7 @@ class SpeculativeWork:
 def llama_server(
     folder: Path | None, model: Path, work: SpeculativeWork, n_threads: int
 ) -> Iterator[TimedServer]:
-    """A llama-server that is ready for this work, on the processor alone; gone after the body.
+    """A llama-server ready for this work, on the CPU only; ended after the body.
 
     folder: see find_program, whose errors it raises. Raises as `served`.
     """
@@ -60,11 +60,11 @@ def llama_server(
 def served(
     program: Path, words: Sequence[object], port: int, most_s: float, remedy: str, key: str = ""
 ) -> Iterator[TimedServer]:
-    """The server that a program with these arguments is at a port of this machine, once it answers;
-    gone after the body.
+    """Start a server program with these arguments and wait until it answers at a local port; ended
+    after the body.
 
-    most_s, remedy: see TimedServer.wait; key: see TimedServer. Raises PeerLibraryError where it
-    does not come up, also where the body fails because it has ended.
+    most_s, remedy: see TimedServer.wait; key: see TimedServer. Raises PeerLibraryError if it does
+    not come up, or if the body fails because it has ended.
     """
     with started(program, words, subprocess.DEVNULL) as running:
         server = TimedServer(f"http://{_HOST}:{port}", key)
@@ -83,13 +83,13 @@ def served(
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens at."""
+    """An unused local port."""
     with socket.create_server((_HOST, 0)) as free:
         return int(free.getsockname()[1])
 
 
 LONGEST_S = 1800.0
-"""What a program may take for one measurement, loading the model included."""
+"""Time limit of a program for one measurement, including loading."""
 _LEAVE_S = 10.0
 _PLACES = (".", "bin", "build/bin")
 _WATCHER = Path(__file__).with_name("watched_program.py")
@@ -97,14 +97,14 @@ _WATCHER = Path(__file__).with_name("watched_program.py")
 
 @dataclass(frozen=True, slots=True)
 class StartedProgram:
-    """A running program, and the file that its error output goes to."""
+    """A running program, and the file with its error output."""
 
     name: str
     process: subprocess.Popen[bytes]
     stderr: IO[bytes]
 
     def ended(self) -> PeerLibraryError:
-        """Why it is no longer there: the signal that ended it, and its own last words."""
+        """The reason of its end: the signal, and its last words."""
         status = self.process.wait()
         how = how_it_ended(status) if status < 0 else ""
         why = "; last it said: ".join(filter(None, (how, last_words(self.stderr))))
@@ -115,8 +115,8 @@ class StartedProgram:
 
 
 def find_program(folder: Path | None, name: str) -> Path:
-    """A program in a folder of a build, or in the folder of the sources around it; None: on $PATH.
-    Raises OptionError."""
+    """A program in a build folder, or in the source folder around it; None: on $PATH. Raises
+    OptionError."""
     if folder is None:
         found = shutil.which(name)
         if found is None:
@@ -142,11 +142,10 @@ def started(
     stderr: IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[StartedProgram]:
-    """The program with these arguments; after the body, or an error in it, it is gone, and with it
-    all that it started.
+    """Start a program; after the body, also with an error, it and all its descendants are ended.
 
-    stdout: as in subprocess. stderr: None, a file of its own. Raises PeerLibraryError where the
-    system does not start it.
+    stdout: as in subprocess. stderr: None, a file of its own. Raises PeerLibraryError if it cannot
+    be started.
     """
     command = [str(program), *(str(word) for word in words)]
     held: tuple[int, ...] = ()
@@ -180,8 +179,8 @@ def started(
 
 
 def _end(process: subprocess.Popen[bytes], ends: ExitStack) -> None:
-    """Ask, then insist; whatever happens, the process is gone and waited for. ends: closes what a
-    watcher waits for, which then lets nothing live that its program started."""
+    """Terminate, then kill; afterwards the process is reaped. ends: closing it makes the watcher
+    end all descendants."""
     try:
         if process.poll() is None:
             _signal(process, "SIGTERM")
@@ -200,7 +199,7 @@ def _end(process: subprocess.Popen[bytes], ends: ExitStack) -> None:
 
 
 def _signal(process: subprocess.Popen[bytes], name: str) -> None:
-    """To the process and all that it started, as compilers."""
+    """Send a signal to the process and its group, such as compilers."""
     if hasattr(os, "killpg"):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, getattr(signal, name))

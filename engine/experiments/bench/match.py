@@ -32,16 +32,16 @@ from engine.trace.records import EMITTED_KINDS
 
 @dataclass(frozen=True, slots=True)
 class WidthControl:
-    """gap: logit of the expected token minus that of the other, decoded one by one. noise: by how
-    much batches move the gap between the two most probable tokens, at most, over all positions of
-    the output. A gap within the noise is a near tie: either token may come out."""
+    """gap: logit of the expected token minus that of the other, decoded one by one. noise: how much
+    batches change the gap between the two most probable tokens, at most, over all positions of the
+    output. A gap within the noise is a near tie: either token may win."""
 
     gap: float
     noise: float
 
     @property
     def is_tie(self) -> bool:
-        """Whether the width of a batch can turn one token into the other."""
+        """Whether the batch width can flip the choice."""
         return abs(self.gap) <= self.noise
 
 
@@ -55,9 +55,9 @@ def width_control(
     width: int,
     options: RunOptions,
 ) -> WidthControl:
-    """Decode `tokens` after the prompt; `other` came instead of tokens[index].
+    """Decode `tokens` after the prompt; `other` was emitted instead of tokens[index].
 
-    It takes about as long as two plain runs. Raises what Session.context raises.
+    Takes about as long as two plain runs. Raises what Session.context raises.
     """
     pairs: list[Tensor] = []
     alone: list[Tensor] = []
@@ -84,8 +84,8 @@ def _rows(
     offset: int,
     options: RunOptions,
 ) -> Iterator[Tensor]:
-    """Logits [n_vocab] that choose each of the tokens: the prompt as it comes in a run, then
-    `offset` tokens in one batch, then batches of `width`."""
+    """Logits [n_vocab] that choose each of the tokens: the prompt as in a run, then `offset` tokens
+    in one batch, then batches of `width`."""
     memory = session.make_memory(options, 1, session.context([prompt], options), 0)
     n_prompt = len(prompt.tokens)
     spans = [Span(0, 0, prompt.tokens, [n_prompt - 1])]
@@ -100,7 +100,7 @@ def _rows(
 
 
 STEP_KINDS = ("seq", "par")
-"""seq: one prompt after another; par: all of them side by side, in as many slots as there are."""
+"""seq: prompts one after another; par: all in parallel, in as many slots as there are."""
 
 CONTROL = "control"
 SPECULATION = "speculation"
@@ -108,9 +108,9 @@ SPECULATION = "speculation"
 
 @dataclass(frozen=True, slots=True)
 class TokenDifference:
-    """The first token that differs. index: in the output, from 0. expected, got: token ids, None
-    where that output has ended. top2_gap: largest logit minus the second largest there, as the
-    first step computed them; None where the output had ended."""
+    """The first different token. index: in the output, from 0. expected, got: token ids, None if
+    that output has ended. top2_gap: gap of the two largest logits there in the first step; None if
+    the output had ended."""
 
     index: int
     expected: int | None
@@ -121,9 +121,9 @@ class TokenDifference:
 @dataclass(frozen=True, slots=True)
 class MatchResult:
     """One prompt in one step. lane: CONTROL or SPECULATION. n_tokens, n_characters: of the text.
-    difference: None where everything is equal. in_control: whether the control differs in this
-    step too. width: what the width of a batch does there, None where it was not measured: with a
-    temperature, or where one output has ended."""
+    difference: None if equal. in_control: whether the control differs in this step too. width:
+    effect of the batch width there, None if not measured: with a temperature, or if one output has
+    ended."""
 
     prompt: str
     lane: str
@@ -137,13 +137,13 @@ class MatchResult:
 
     @property
     def is_explained(self) -> bool:
-        """Whether something other than speculation accounts for the difference."""
+        """Whether something other than speculation explains the difference."""
         return self.in_control or (self.width is not None and self.width.is_tie)
 
 
 @dataclass(frozen=True, slots=True)
 class MatchStep:
-    """One step of one lane and its duration in seconds. is_baseline: the one to compare with."""
+    """One step of one lane and its duration in seconds. is_baseline: the reference step."""
 
     lane: str
     step: int
@@ -158,11 +158,11 @@ _Output = tuple[list[int], str, list[float]]
 
 
 class MatchTest:
-    """Runs the steps; `steps()` yields each as it is done, `passed` is the verdict so far.
+    """Runs the steps; `steps()` yields each when done, `passed` is the current verdict.
 
-    prompts: names with prompts. kinds: at least one of STEP_KINDS, in order. options: those of the
-    lane under test; parallel is the number of slots that a par step has. Raises OptionError for no
-    or unknown steps, and what Session.context raises.
+    prompts: names with prompts. kinds: at least one of STEP_KINDS, in order. options: of the lane
+    under test; parallel is the number of slots of a par step. Raises OptionError for no or unknown
+    steps, and what Session.context raises.
     """
 
     def __init__(
@@ -190,19 +190,19 @@ class MatchTest:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """CONTROL, and SPECULATION where the options name a drafter."""
+        """CONTROL, and SPECULATION if the options name a drafter."""
         return tuple(self._lanes)
 
     @property
     def differing(self) -> list[MatchResult]:
-        """Results that differ: with speculation, or of the control where nothing is drafted."""
+        """Differing results: with speculation, or of the control if nothing is drafted."""
         judged = self.lanes[-1]
         results = (result for step in self.done for result in step.results)
         return [r for r in results if r.lane == judged and r.difference is not None]
 
     @property
     def passed(self) -> bool:
-        """Whether every difference is explained. With batch_invariant, none may be there at all."""
+        """Whether every difference is explained. With batch_invariant there must be none."""
         if self.options.batch_invariant:
             return not self.differing
         return all(result.is_explained for result in self.differing)
@@ -294,7 +294,7 @@ def _outputs(run: Run) -> list[_Output]:
 
 
 def _gap(probabilities: np.ndarray) -> float:
-    """Of raw softmax probabilities, descending: the difference of logits is that of logarithms."""
+    """The gap of the two largest logits, from descending raw softmax probabilities."""
     tiniest = float(np.finfo(np.float32).smallest_subnormal)
     first, second = (max(float(p), tiniest) for p in probabilities[:2])
     return math.log(first) - math.log(second)

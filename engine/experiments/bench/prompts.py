@@ -1,9 +1,8 @@
-"""Prompts with categories, from files as data sets are distributed: JSON, JSON lines, gzipped.
+"""Prompt files with categories, in the formats of common data sets: JSON, JSON lines, gzipped.
 
-A prompt is a text, or an object whose fields are looked for by the names that the known sets use:
-HumanEval (prompt, task_id), GSM8K (question), MT-Bench, Spec-Bench and SPEED-Bench (turns,
-category, question_id), and this program's own (text, name). Of several turns the first is taken:
-what a later one says depends on an answer.
+A prompt is a text, or an object with the field names of known sets: HumanEval (prompt, task_id),
+GSM8K (question), MT-Bench, Spec-Bench and SPEED-Bench (turns, category, question_id), and this
+program's own (text, name). Of several turns only the first is used: later ones depend on an answer.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _LONGEST_TEXT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NamedPrompt:
-    """A text to be continued, or a user's message, under a name that no other of its set has.
-    category: empty without one."""
+    """A text to continue, or a user's message, with a name unique in its set. category: empty
+    without one."""
 
     name: str
     text: str
@@ -37,18 +36,18 @@ class NamedPrompt:
 
 
 def default_set(sets: Collection[str], *, on_demo: bool) -> str:
-    """The set for the demo model, or for others: its own prompts, where sets has them."""
+    """The default set: for the demo model its own prompts, if sets has them."""
     if not on_demo:
         return "general"
     return "demo" if "demo" in sets else "python"
 
 
 def read_prompts(path: Path, fields: tuple[str, str, str] = ("", "", "")) -> list[NamedPrompt]:
-    """The prompts of a file in their order. fields: where the text, the name and the category of
-    one are; empty: the usual places.
+    """The prompts of a file in order. fields: names of the fields for text, name and category;
+    empty: the usual ones.
 
-    Raises OptionError naming file and line (of a JSON list: number) for anything that is no
-    prompt, and for a file that cannot be read, is larger than 256 MiB or holds none.
+    Raises OptionError naming file and line (of a JSON list: number) for anything that is not a
+    prompt, and for a file that cannot be read, is larger than 256 MiB or contains none.
     """
     if file_head(path, 4) == b"PAR1":
         raise OptionError(
@@ -69,14 +68,14 @@ def read_prompts(path: Path, fields: tuple[str, str, str] = ("", "", "")) -> lis
 
 
 class _UniqueNames:
-    """Gives names that came before a number, such as "a (2)"."""
+    """Adds a number to repeated names, such as "a (2)"."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
         self._last: dict[str, int] = {}
 
     def of(self, name: str) -> str:
-        """The name, or the next one like it that was not given."""
+        """The name, or its next unused variant."""
         found, n = name, self._last.get(name, 1)
         while found in self._given:
             n += 1
@@ -89,8 +88,8 @@ class _UniqueNames:
 def choose(
     prompts: Sequence[NamedPrompt], limit: int | None, seed: int | None
 ) -> list[NamedPrompt]:
-    """At most `limit` prompts, the categories in turn, in the order of the set. seed: drawn by
-    chance, the same for the same seed; None: the first ones."""
+    """At most `limit` prompts, alternating between categories, in the order of the set. seed: for a
+    reproducible random choice; None: the first ones."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     by_category: dict[str, list[int]] = {}
@@ -136,7 +135,7 @@ def _prompt(
 
 
 def _first_turn(found: Any) -> Any:
-    """The text itself, the first of several turns, or what the first user's message says."""
+    """The text itself, the first of several turns, or the first user message."""
     if not isinstance(found, list):
         return found
     for turn in found:
@@ -158,7 +157,7 @@ def _checked(path: Path, place: str, text: Any) -> str:
 
 
 def _word(entry: dict[str, Any], names: Sequence[str]) -> str:
-    """A name or category in one line, empty where there is none."""
+    """A name or category in one line, empty if there is none."""
     value = next((entry[name] for name in names if name in entry), "")
     if isinstance(value, bool) or not isinstance(value, str | int):
         return ""

@@ -1,9 +1,8 @@
-"""Requests, decoded alone, one after another or side by side, and measured; and what their rounds
-cost.
+"""Measured requests, decoded alone, in sequence or in parallel, and the cost of their rounds.
 
 W1 is the workload of llama.cpp #19493: four turns of one conversation, with counters per turn.
-Every turn's prompt is all that came before and the next message, so positions, cells and
-checkpoints are used again and again; the counters are those in which damage shows.
+Every turn's prompt repeats all previous text, so positions, cells and checkpoints are reused; the
+counters are those that reveal damage.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 
 Figure = Annotated[float, Meta(ge=0, le=LARGEST)]
-"""What can have been measured."""
+"""A value that may have been measured."""
 PLAIN = "plain"
-"""The configuration without speculation, which the others are compared with."""
+"""The configuration without speculation, the baseline of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,11 @@ class Configuration:
 class RequestResult:
     """One finished request; counts and times are those of engine.trace.timings.
 
-    prompt, configuration: names. cache_n: prompt tokens that a cache made unnecessary to process.
-    num_rounds: rounds after the prompt, with or without a draft. draft_ms, verify_ms: drafting,
-    and forward passes of the target, of predicted_ms. num_restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position that were found after a round.
-    wall_s: from the first round to the last, seconds.
+    prompt, configuration: names. cache_n: prompt tokens reused from a cache. num_rounds: rounds
+    after the prompt, with or without a draft. draft_ms, verify_ms: parts of predicted_ms spent
+    drafting, and in the target's forward passes. num_restores: checkpoints restored.
+    duplicate_cells: most attention cells beyond one per position after any round. wall_s: from the
+    first round to the last, seconds.
     """
 
     prompt: str
@@ -104,8 +103,8 @@ def measure_request(
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """Several requests decoded one after another. tokens: of each. n_timed: of them all, after the
-    free first ones. The others as of a RequestResult."""
+    """Several requests decoded one after another. tokens: of each. n_timed: total, without the free
+    first ones. Other fields as in RequestResult."""
 
     tokens: tuple[tuple[int, ...], ...]
     n_timed: int
@@ -118,7 +117,7 @@ class TimedRun:
 
     @property
     def speed(self) -> float:
-        """Tokens per second, 0 where nothing was timed."""
+        """Tokens per second, 0 if untimed."""
         return 1e3 * self.n_timed / self.predicted_ms if self.predicted_ms else 0.0
 
 
@@ -136,8 +135,8 @@ def measured(
     options: RunOptions,
     cache: PromptCache | None = None,
 ) -> tuple[Run, dict[str, Any]]:
-    """A finished run and its figures: those of engine.trace.timings.summary, and of a RequestResult
-    what they lack. Raises what Session.start raises."""
+    """A finished run and its figures: those of engine.trace.timings.summary and those that
+    RequestResult adds. Raises what Session.start raises."""
     run = session.start(prompts, options, cache=cache)
     wall_s = run_to_end(run)
     figures, rounds = summary(run.trace, run.run_id), run.trace.rounds
@@ -155,7 +154,7 @@ def measured(
 
 
 def shorter(options: RunOptions, most: int) -> RunOptions:
-    """The same for at most this many tokens."""
+    """The same with at most this many tokens."""
     n = options.n_predict
     return replace(options, n_predict=min(n, most) if n > 0 else most)
 
@@ -163,14 +162,14 @@ def shorter(options: RunOptions, most: int) -> RunOptions:
 def round_costs(
     runs: Sequence[RequestResult | TimedRun], plain: Sequence[RequestResult | TimedRun]
 ) -> dict[str, Any] | None:
-    """Why a configuration is faster or slower than plain decoding; None where nothing is timed.
+    """Why a configuration is faster or slower than plain decoding; None without times.
 
     Means over the rounds of all runs: tokens_per_round (emitted), drafted_per_round, and the
     milliseconds of drafting, verifying and the rest of a round. plain_step_ms: a token of plain
-    decoding. A round pays when it emits more than break_even_tokens = round_ms / plain_step_ms,
-    which takes an acceptance of break_even_acceptance = (break_even_tokens - 1) /
-    drafted_per_round at the cost measured here, where it had `acceptance`; above 1 it cannot pay.
-    These two are None without a draft.
+    decoding. A round pays if it emits more than break_even_tokens = round_ms / plain_step_ms, which
+    requires an acceptance of break_even_acceptance = (break_even_tokens - 1) / drafted_per_round at
+    the measured cost, against its actual `acceptance`; above 1 it cannot pay. These two are None
+    without drafts.
     """
     names = ("num_rounds", "n_timed", "predicted_ms", "draft_ms", "verify_ms")
     rounds, n_tokens, ms, draft_ms, verify_ms = (_sum(runs, name) for name in names)
@@ -195,7 +194,7 @@ def round_costs(
 
 
 def ms_per_token(runs: Sequence[RequestResult | TimedRun]) -> float | None:
-    """The first token of a request is free; None where there are no others."""
+    """The first token of a request is free; None if there are no others."""
     n = _sum(runs, "n_timed")
     return _sum(runs, "predicted_ms") / n if n else None
 
@@ -205,13 +204,13 @@ def _sum(runs: Sequence[RequestResult | TimedRun], name: str) -> Any:
 
 
 def run_to_end(run: Run) -> float:
-    """Do all rounds and stop the run, after an error too; returns seconds of wall time.
+    """Do all rounds and stop the run, also after an error; returns wall seconds.
 
-    Raises ModelFileError where a file that weights are mapped from was written to in the run.
+    Raises ModelFileError if a mapped weight file was modified during the run.
     """
     start = perf_counter()
     try:
-        while run.advance(1.0):  # no one looks at it meanwhile
+        while run.advance(1.0):  # no one reads it meanwhile
             pass
     finally:
         run.stop()
@@ -228,15 +227,15 @@ def bench_slots(
     *,
     repeats: int = 1,
 ) -> Iterator[dict[str, Any]]:
-    """Every configuration with each number of slots; slot i decodes prompt i, from the
-    start again where there are fewer. The counts of a configuration take turns in each repetition.
+    """Every configuration with each number of slots; slot i decodes prompt i, cyclically. The slot
+    counts of a configuration alternate in each repetition.
 
     Raises what Session.start raises.
 
-    Of each: configuration; n_slots, one request each; predicted_n, tokens emitted by all of them;
-    tokens_per_second: aggregate, from the first token on (medians over the repetitions, as wall_s,
-    which counts the prompts too); acceptance: accepted share of the drafted tokens, None without
-    drafts; ratio: of tokens_per_second over that of the configuration's first row.
+    Per row: configuration; n_slots, one request each; predicted_n, tokens emitted by all;
+    tokens_per_second: aggregate, from the first token on (medians over the repetitions, as for
+    wall_s, which includes prompts); acceptance: None without drafts; ratio: of tokens_per_second to
+    the configuration's first row.
     """
     for configuration in configurations:
         runs: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}
@@ -255,7 +254,7 @@ def bench_slots(
 def _run(
     session: Session, prompts: Sequence[Prompt], configuration: Configuration
 ) -> dict[str, Any]:
-    """One run, its ratio not known yet."""
+    """One run, without its ratio."""
     _, figures = measured(session, prompts, replace(configuration.options, parallel=len(prompts)))
     return {
         "configuration": configuration.name,
@@ -270,9 +269,8 @@ def _run(
 class Workload:
     """One conversation in one configuration; `done` holds the finished turns.
 
-    messages: the user's, in order. chat: wrap them in the model's template instead of joining
-    messages and answers as they are. cache: of this conversation alone; None = every turn is
-    processed from its first token on.
+    messages: the user's, in order. chat: apply the model's template instead of joining messages and
+    answers. cache: of this conversation alone; None = every turn is processed from its first token.
     """
 
     def __init__(
@@ -310,7 +308,7 @@ class Workload:
             yield self.done[-1]
 
     def _prompt(self, history: Sequence[dict[str, str]]) -> Prompt:
-        """The prompt of a turn; its last message starts where it parts from the text before."""
+        """The prompt of a turn; its last message starts where it departs from the previous text."""
         if not self._cache or not self.done:
             return self._rendering.prompt(history)
         prompt = self._rendering.behind(history[:-1], history[-1:], self._message_starts)
@@ -319,11 +317,11 @@ class Workload:
 
 
 def turn_counters(turn: RequestResult) -> dict[str, Any]:
-    """A turn by the names that `bench w1` has.
+    """A turn's counters by the names of `bench w1`.
 
-    prompt_tokens = cache_n (used again) + prompt_n (processed). tokens: emitted. drafts:
-    verification steps. drafted = accepted + rejected. restores: checkpoints put back.
-    duplicate_cells: most attention cells beyond one per position, scanned after every round.
+    prompt_tokens = cache_n (reused) + prompt_n (processed). tokens: emitted. drafts: verification
+    steps. drafted = accepted + rejected. restores: checkpoints restored. duplicate_cells: most
+    attention cells beyond one per position, checked after every round.
     """
     return {
         "turn": turn.prompt,
@@ -343,7 +341,7 @@ def turn_counters(turn: RequestResult) -> dict[str, Any]:
 
 
 def turn_totals(turns: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Sums of the counters over the turns; of duplicate_cells, the most."""
+    """Sums of the counters over the turns; the maximum of duplicate_cells."""
     names = "prompt_tokens cache_n prompt_n tokens drafts drafted accepted rejected restores"
     sums = {name: sum(turn[name] for turn in turns) for name in names.split()}
     return sums | {"duplicate_cells": max((turn["duplicate_cells"] for turn in turns), default=0)}

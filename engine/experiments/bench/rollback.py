@@ -1,9 +1,9 @@
-"""What a rejected draft costs under every rollback policy, without a model.
+"""Cost of a rejected draft under every rollback policy, without a model.
 
-One round is what a decoder does with the recurrent layers of one sequence: a checkpoint where the
-policy will not reach back far enough, a ubatch of T tokens through all layers, then the undoing of
-all but the kept ones, by `seq_rm` or by restore and replay. The policies take turns within every
-repetition, so what else the machine does hits them alike.
+One round does what a decoder does with the recurrent layers of one sequence: a checkpoint if the
+policy will not reach back far enough, a ubatch of T tokens through all layers, then undoing all but
+the kept ones, by `seq_rm` or by restore and replay. The policies alternate within every repetition,
+so that load of the machine affects them alike.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from kernels.recurrence.conv import causal_conv
 from kernels.recurrence.delta_rule import gated_delta_rule
 
 NO_ROLLBACK = "none"
-"""The row that everything is compared with: one live state, every token kept."""
+"""The baseline row: one live state, every token kept."""
 
 ROLLBACK_PHASES = ("save", "verify", "rollback", "restore", "replay")
 _WARM_UP = 2
 
 
 def bench_layout(n_heads: int, d_state: int, n_layers: int, conv_dim: int) -> RecurrentLayout:
-    """The recurrent layers to measure. Raises OptionError where the sizes do not fit together."""
+    """The recurrent layers to measure. Raises OptionError for inconsistent sizes."""
     key_dim, odd = divmod(conv_dim - n_heads * d_state, 2)
     n_k_heads, rest = divmod(key_dim, d_state)
     if odd or rest or n_k_heads < 1 or n_heads % n_k_heads:
@@ -65,18 +65,18 @@ def bench_rollback(
     n_rs_seq: int | None = None,
     repeats: int = 7,
 ) -> Iterator[dict[str, Any]]:
-    """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in their order.
+    """Rows by width, NO_ROLLBACK first, then the policies (keys of POLICIES) in order.
 
-    keep: tokens that stay of every ubatch, None = half of them, rounded down, at least one.
-    n_rs_seq: snapshots beyond the live state, None = one for each token that could be rejected.
+    keep: kept tokens of every ubatch, None = half of them, rounded down, at least one. n_rs_seq:
+    snapshots beyond the live state, None = one for each token that could be rejected.
 
     A row is one policy at one width, medians over the repetitions: policy; width: tokens of a
-    ubatch, of which `kept` stay; ms: time of each phase and of all together, as "total"; min_ms:
-    the fastest total; over_none: total over that of NO_ROLLBACK in the same repetition; written,
-    copied, saved, restored: bytes per round (engine.memory.recurrent.RecurrentTraffic); held: bytes
-    of storage and of the checkpoint; beyond: those bytes without one live state, which is what
-    being able to roll back takes; state_nmse: error of the state and window that the rounds left in
-    one layer against decoding only the kept tokens, None where all are kept.
+    ubatch, of which `kept` stay; ms: by phase, with "total"; min_ms: the fastest total; over_none:
+    total over that of NO_ROLLBACK in the same repetition; written, copied, saved, restored: bytes
+    per round (engine.memory.recurrent.RecurrentTraffic); held: bytes of storage and of the
+    checkpoint; beyond: those bytes minus one live state, the memory cost of rollback; state_nmse:
+    error of the state and window of one layer after the rounds against decoding only the kept
+    tokens, None if all are kept.
     """
     for width in widths:
         kept = min(width, max(1, width // 2) if keep is None else keep)
@@ -94,7 +94,7 @@ def bench_rollback(
 
 
 class _Inputs:
-    """What one layer puts into its memory for a ubatch of `width` tokens; always the same."""
+    """Constant inputs of one layer for a ubatch of `width` tokens."""
 
     def __init__(self, layout: RecurrentLayout, width: int, layer: int) -> None:
         random = torch.Generator().manual_seed(layer)
@@ -125,7 +125,8 @@ class _Inputs:
             memory.advance(key, inputs.part(slice(None), slice(n)))
 
     def decoded(self, n: int, times: int) -> dict[StateKey, Tensor]:
-        """The states after decoding the first n tokens `times` times: what rounds must leave."""
+        """The states after decoding the first n tokens `times` times, which rounds must
+        reproduce."""
         (x, weight, *_), delta = self._conv, self._delta.part(slice(None), slice(n))
         n_v, d = delta.v.shape[2:]
         state = torch.zeros(1, n_v, d, d)
@@ -137,7 +138,7 @@ class _Inputs:
 
 
 class _Runner:
-    """One policy's memory, its rounds and what they took."""
+    """One policy's memory, its rounds and their times."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class _Runner:
         self._traffic.append(RecurrentTraffic(*(now - then for now, then in moved)))
 
     def row(self, baseline: _Runner, truth: dict[StateKey, Tensor]) -> dict[str, Any]:
-        """Medians of the rounds after the warm-up. truth: the states to compare with, by key."""
+        """Medians of the rounds after the warm-up. truth: reference states by key."""
         times = self._times[_WARM_UP:]
         ratios = [
             own["total"] / other["total"]

@@ -1,5 +1,5 @@
-"""How fast a server decodes: one greedy request after another, streamed, timed from the first
-generated token to the last by the server's own `timings` where it has them, else by our clock."""
+"""Decoding speed of a server: greedy streamed requests in sequence, timed from the first generated
+token to the last by the server's `timings` if present, else by our clock."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _AGAIN_S, _LONGEST_S = 0.1, 1800.0
 
 @dataclass(frozen=True, slots=True)
 class TimedReply:
-    """One request. n_tokens: after the first one, generated in `seconds`. drafted, accepted: as the
-    server says, None where it does not. rounds: tokens drafted and accepted in each, where that
-    was asked for and the server reports it by token."""
+    """One request. n_tokens: after the first one, generated in `seconds`. drafted, accepted:
+    reported by the server, or None. rounds: tokens drafted and accepted in each, if requested and
+    reported per token."""
 
     text: str
     n_tokens: int
@@ -40,22 +40,21 @@ class TimedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerPass:
-    """The answers to all prompts, which took took_s seconds by our clock, prompts included."""
+    """The replies to all prompts, which took took_s seconds by our clock, prompts included."""
 
     answers: tuple[TimedReply, ...]
     took_s: float = 0.0
 
     @property
     def prompt_s(self) -> float:
-        """Seconds that a request takes in addition to its tokens."""
+        """Seconds per request in addition to its tokens."""
         generating = sum(one.seconds for one in self.answers)
         return max(0.0, self.took_s - generating) / max(1, len(self.answers))
 
     def speed(self, rates: Sequence[float] = ()) -> float:
-        """Tokens per second over all of them, 0 where nothing was timed. rates: probabilities by
-        which drafted tokens are accepted up to each place; what these give on average counts then,
-        not what was accepted by luck, where rounds are known, and of the answers, which differ in
-        nothing else, the median."""
+        """Tokens per second over all of them, 0 if untimed. rates: acceptance probabilities up to
+        each place; then their expected value counts instead of the random outcome if rounds are
+        known, and the median of the replies, which differ in nothing else."""
         of = [[one] for one in self.answers] if rates else [self.answers]
         return statistics.median([_speed(answers, rates) for answers in of if answers] or [0.0])
 
@@ -65,7 +64,7 @@ class ServerPass:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the drafted tokens, None where nothing was drafted or it is unknown."""
+        """Accepted share of the drafted tokens, None without drafts or if unknown."""
         drafted = sum(one.drafted or 0 for one in self.answers)
         return sum(one.accepted or 0 for one in self.answers) / drafted if drafted else None
 
@@ -77,8 +76,8 @@ def _speed(answers: Sequence[TimedReply], rates: Sequence[float]) -> float:
 
 
 class TimedServer:
-    """An OpenAI-compatible server at an address such as http://127.0.0.1:8080. key: that it asks
-    for, sent as a bearer token; empty for none."""
+    """An OpenAI-compatible server at an address such as http://127.0.0.1:8080. key: sent as a
+    bearer token; empty for none."""
 
     def __init__(self, url: str, key: str = "") -> None:
         self._parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -89,19 +88,19 @@ class TimedServer:
             self._heads["Authorization"] = f"Bearer {key}"
         self._model = ""
         self.n_params = 0
-        """Parameters of its model, 0 where it does not say."""
+        """Parameters of its model, 0 if not reported."""
         self.pid: int | None = None
-        """Of the process that runs it, where this one has started it."""
+        """Process id, if this process started it."""
         self.until = math.inf
-        """By time.monotonic(), when answers have to be there."""
+        """Deadline for replies, by time.monotonic()."""
 
     @property
     def url(self) -> str:
         return self._parts.geturl()
 
     def is_ready(self) -> bool:
-        """Whether it lists its models, of which the first is used; a server that loads its model
-        does not. Raises ApiKeyError."""
+        """Whether it lists its models, of which the first is used, and has loaded it. Raises
+        ApiKeyError."""
         try:
             status, reply = self._request("GET", "/v1/models", None)
             raw = reply.read(_LONGEST_LINE)
@@ -116,11 +115,11 @@ class TimedServer:
             self.n_params = int((listed[0].get("meta") or {}).get("n_params", 0))
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
             return False
-        # a llama-server that loads lists models, too
+        # a llama-server lists models while it loads
         return bool(self._model) and self._is_healthy()
 
     def wait(self, check: Callable[[], None], most_s: float, remedy: str) -> None:
-        """Return once it is ready. check: raises once it has ended. Raises PeerLibraryError, with
+        """Wait until it is ready. check: raises once it has ended. Raises PeerLibraryError, with
         this remedy, after most_s seconds."""
         until = time.monotonic() + most_s
         while not self.is_ready():
@@ -132,8 +131,8 @@ class TimedServer:
     def ask(
         self, prompts: Sequence[Prompt], n_predict: int, *, ignore_eos: bool, by_round: bool = False
     ) -> ServerPass:
-        """Answers to the prompts, one after another. by_round: with their rounds, if a llama-server
-        answers. Raises ServerError."""
+        """Replies to the prompts, in sequence. by_round: with their rounds, from a llama-server.
+        Raises ServerError."""
         more = {"ignore_eos": ignore_eos} | ({"timings_per_token": True} if by_round else {})
         began = time.perf_counter()
         answers = tuple(self._answer(text, n_predict, more) for text in prompts)
@@ -197,7 +196,7 @@ class TimedServer:
 
 
 def _read(reply: http.client.HTTPResponse, until: float) -> TimedReply:
-    """A streamed completion. Raises ValueError for what is none, TimeoutError after `until`."""
+    """A streamed completion. Raises ValueError if invalid, TimeoutError after `until`."""
     pieces: list[str] = []
     first = last = 0.0
     n_tokens, timings = 0, {}
@@ -209,7 +208,7 @@ def _read(reply: http.client.HTTPResponse, until: float) -> TimedReply:
         if isinstance(event.get("timings"), dict):
             timings = event["timings"]
             ended = timings.get("predicted_ms")
-            if isinstance(ended, (int, float)):  # the same of all tokens of a round
+            if isinstance(ended, (int, float)):  # equal for all tokens of a round
                 sums = (_whole(timings, name) or 0 for name in ("draft_n", "draft_n_accepted"))
                 counts.setdefault(float(ended), (next(sums), next(sums)))
         if isinstance(usage, dict):

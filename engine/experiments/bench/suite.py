@@ -80,7 +80,7 @@ class _Compared(TypedDict):
 
 
 class _SuiteJson(TypedDict):
-    """What a comparison needs of the JSON of a suite."""
+    """The parts of a suite's JSON that a comparison needs."""
 
     kind: Literal["draftscope bench suite"]
     version: Literal[1]
@@ -96,7 +96,7 @@ Measured = dict[tuple[str, str, int], RequestResult]
 def medians(
     configurations: Iterable[str], prompts: Iterable[str], measured: Measured
 ) -> dict[str, list[RequestResult]]:
-    """Of each configuration the requests with the median time, in the order of the prompts."""
+    """Per configuration the requests with the median time, in the order of the prompts."""
     taken: dict[tuple[str, str], list[RequestResult]] = {}
     for (configuration, prompt, _), request in measured.items():
         taken.setdefault((configuration, prompt), []).append(request)
@@ -111,9 +111,9 @@ def medians(
 
 
 class SuiteWriter:
-    """The results file of a suite, opened to go on with it; a context manager.
+    """The results file of a suite, opened for resuming; a context manager.
 
-    measured: requests that the file has.
+    measured: requests in the file.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class SuiteWriter:
         prompts: Mapping[str, str],
         planned: int,
     ) -> None:
-        """facts: what is said of all requests: model, machine, prompt set, number of repetitions …
+        """facts: common to all requests: model, machine, prompt set, number of repetitions …
         options: by configuration. prompts: texts by name. planned: number of requests.
 
         Raises OptionError for a folder that cannot be written or has results of another model,
-        machine, compute mode, prompts or options, TraceFileError for one that holds something else.
+        machine, compute mode, prompts or options, TraceFileError for one with other contents.
         """
         plan = strict_json(
             {
@@ -155,7 +155,7 @@ class SuiteWriter:
         self.path = self._writer.path
 
     def add(self, request: RequestResult, repeat: int) -> None:
-        """Write a request. Raises OptionError where the disk does not take it."""
+        """Write a request. Raises OptionError if that fails."""
         settings, figures = suite_row(request.configuration, asdict(request))
         self.measured[request.configuration, request.prompt, repeat] = request
         machine = {**self._facts["environment"], "device": self._facts["device"]}
@@ -216,7 +216,7 @@ def _part(plan: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _lasting(plan: dict[str, Any]) -> Any:
-    """A plan without what may differ where a suite goes on: the date, and the file's place."""
+    """A plan without what may differ when a suite is resumed: the date, and the file's place."""
     return {
         **plan,
         "facts": _without(plan.get("facts"), ("date", "name", "modified_ns", "content")),
@@ -234,7 +234,7 @@ def _plan_of(results: ExperimentResults) -> dict[str, Any]:
 
 
 def _measured(results: ExperimentResults) -> Measured:
-    """The requests of a results file. Raises TraceFileError for what is not written there."""
+    """The requests of a results file. Raises TraceFileError for invalid contents."""
     found: Measured = {}
     for row in range(results.n):
         detail = results.facts.get(f"detail {results.columns['key'][row]}")
@@ -307,7 +307,7 @@ def _unusable(path: Path, why: str = "") -> OptionError:
     )
 
 
-# enough for passes of most widths to come twice, which records them
+# enough for most widths to occur twice, which records their passes
 _WARM_UP_TOKENS = 32
 
 
@@ -315,9 +315,8 @@ class PromptSuite:
     """Measures named prompts; `done` holds what is finished, also after an interruption.
 
     The first configuration must be Configuration.plain. repeats: requests of each kind, of which
-    the one with the median time counts. Requests that are in `measured` already are not done again.
-    Raises OptionError for two configurations of one name, and what Session.context raises for a
-    prompt.
+    the one with the median time counts. Requests in `measured` are not repeated. Raises OptionError
+    for two configurations of one name, and what Session.context raises for a prompt.
     """
 
     def __init__(
@@ -342,7 +341,7 @@ class PromptSuite:
 
     @property
     def n_requests(self) -> int:
-        """How many requests `requests` makes; those of the warm-up do not count."""
+        """Number of requests that `requests` makes, without warm-up."""
         return len(self.prompts) * len(self.configurations) * self._repeats
 
     def warm_up(self) -> None:
@@ -353,8 +352,8 @@ class PromptSuite:
             measure_request(self._session, prompt, name, Configuration(configuration.name, few))
 
     def requests(self) -> Iterator[tuple[RequestResult, int]]:
-        """Measure what is left; each request is in `measured` before it is given with the number
-        of its repetition, from 0."""
+        """Measure the rest; each request is in `measured` before it is yielded with its repetition
+        number, from 0."""
         for number, (name, prompt) in enumerate(self.prompts):
             for repeat in range(self._repeats):
                 first = (number + repeat) % len(self.configurations)

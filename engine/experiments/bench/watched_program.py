@@ -1,7 +1,7 @@
-"""Watcher of a program: `python -I -S watched_program.py FD PROGRAM ARGUMENT…`, Linux alone.
+"""Watcher of a program: `python -I -S watched_program.py FD PROGRAM ARGUMENT…`, Linux only.
 
-It runs the program and ends as that does. Once the other end of FD is closed, as by the end of the
-process that holds it, however that came, nothing of what the program started is left.
+It runs the program and ends with its status. Once the other end of FD is closed, in particular by
+the end of the process that holds it, all processes started by the program are ended.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _DIE_WITH_PARENT, _ADOPT = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 def main() -> None:
     """Watch until either is over."""
     prctl, held = ctypes.CDLL(None).prctl, int(sys.argv[1])
-    prctl(_ADOPT, 1)  # what a program that ends leaves becomes a child of this process
+    prctl(_ADOPT, 1)  # orphans of the program become children of this process
     os.set_inheritable(held, False)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _ended(*, wait: bool = False) -> dict[int, int]:
-    """Exit statuses of children that have ended, by id."""
+    """Exit statuses of ended children, by pid."""
     found, how = dict[int, int](), 0 if wait else os.WNOHANG
     try:
         while True:
@@ -75,7 +75,7 @@ def _children() -> list[int]:
 def _end_as(status: int) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        import resource  # not everywhere
+        import resource  # not available everywhere
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if -code != signal.SIGKILL:

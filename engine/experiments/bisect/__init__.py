@@ -1,4 +1,5 @@
-"""Which commit or build of llama.cpp broke its rollback, and where in its graph."""
+"""Bisection: the commit or build of llama.cpp that broke its rollback, and the place in its
+graph."""
 
 from __future__ import annotations
 
@@ -8,5 +9,5 @@ from kernels.kernel_files import cache_folder
 
 
 def progress_file() -> Path:
-    """The lines that windows show of the latest search, in the folder that holds all searches."""
+    """Progress of the latest search for windows, in the folder of all searches."""
     return cache_folder() / "bisect" / "progress.txt"

@@ -1,10 +1,10 @@
-"""Builds of commits: a work tree of its own, CMake and Ninja, only the library.
+"""Builds of commits, in a separate work tree, with CMake and Ninja, of the library only.
 
-The user's checkout is never touched. The work tree and the build folder stay from commit to commit,
-so that a step compiles what differs; of every build its libraries and headers are kept until the
-search needs them no more. A build is judged by a command of this program that ends with JSON, or
-one of the user's. Each runs as a child with a limit of time, so that a build which hangs or fells
-its process costs a step and nothing more.
+The user's checkout is never touched. Work tree and build folder are reused from commit to commit,
+so that a step compiles only differences; libraries and headers of every build are kept until the
+search no longer needs them. A build is judged by a command of this program that prints JSON, or by
+the user's command. Each runs as a child process with a time limit, so that a hanging or crashing
+build costs only its step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPTIONS = (
     "LLAMA_BUILD_UI=OFF",
     "LLAMA_CURL=OFF",
     "LLAMA_OPENSSL=OFF",
-    # a commit's name within its library would compile two files more at each step
+    # embedding the commit's name would compile two more files per step
     "GIT_EXE=none",
     "LLAMA_BUILD_COMMIT=unknown",
     "LLAMA_BUILD_NUMBER=0",
@@ -59,11 +59,11 @@ _WRONG = re.compile(r"\berror\b|^FAILED:|undefined reference|No space left", re.
 
 
 class SkippedError(Exception):
-    """Nothing is known of a revision: it does not build, or cannot be judged. The text says why."""
+    """A revision could not be built or judged, for the reason given."""
 
 
 class CMakeBuilds:
-    """Builds of a repository's commits in a folder of the cache. limit_s: for one commit.
+    """CMake builds of a repository's commits in a cache folder. limit_s: per commit.
 
     Raises OptionError without git, CMake or Ninja.
     """
@@ -91,15 +91,15 @@ class CMakeBuilds:
         self._logs = folder / "logs"
 
     def __call__(self, revision: Revision) -> Path:
-        """The folder of a commit's build: its libraries in lib, its headers in include.
+        """The folder of a commit's build: libraries in lib, headers in include.
 
-        Raises SkippedError where it does not build, OptionError where there is no work tree.
+        Raises SkippedError if it does not build, OptionError without a work tree.
         """
         return self._made(revision.key[:16], revision)
 
     def alone(self, revision: Revision, base: Revision) -> Path:
-        """The build of another commit with the change of this one alone, where what comes in
-        between cannot be built. Raises as a call does, also where the change does not fit."""
+        """A build of another commit plus the change of this one alone, if commits in between cannot
+        be built. Raises like a call, also if the change does not apply."""
         return self._made(f"{base.key[:16]}+{revision.key[:16]}", base, revision)
 
     def _made(self, name: str, revision: Revision, change: Revision | None = None) -> Path:
@@ -117,7 +117,7 @@ class CMakeBuilds:
         return kept
 
     def forget_all_but(self, revisions: Iterable[Revision]) -> None:
-        """Remove the kept builds of all other commits."""
+        """Remove kept builds of all other commits."""
         wanted = {revision.key[:16] for revision in revisions}
         with suppress(OSError):
             for folder in self._kept.iterdir():
@@ -130,14 +130,14 @@ class CMakeBuilds:
             self.tree.parent.mkdir(parents=True, exist_ok=True)
             git(self._repo, "worktree", "add", "--detach", "--force", str(self.tree), key)
             return
-        # left by a git that was killed; no other one works in this tree
+        # left by a killed git; no other one works in this tree
         lock = Path(git(self.tree, "rev-parse", "--git-path", "index.lock").strip())
         (self.tree / lock).unlink(missing_ok=True)
         git(self.tree, "checkout", "--detach", "--force", "--quiet", key)
         git(self.tree, "clean", "-fdxq")
 
     def _has_tree(self) -> bool:
-        """Whether the work tree is one of this repository."""
+        """Whether the work tree belongs to this repository."""
         if not (self.tree / ".git").exists():
             return False
         words = ("rev-parse", "--git-common-dir")
@@ -150,11 +150,11 @@ class CMakeBuilds:
         until = time.monotonic() + self._limit_s
         was_there = (self._build / "CMakeCache.txt").is_file()
         options = [f"-D{option}" for option in _OPTIONS]
-        # always: sources that a pattern names are looked for anew
+        # always, to rescan sources found by patterns
         configure = ["-S", self.tree, "-B", self._build, "-G", "Ninja", *options, *self._options]
         log.write_bytes(b"")
         status = self._ran(configure, log, until)
-        if status and was_there:  # options of other commits may be in its way
+        if status and was_there:  # options of other commits may be in the way
             shutil.rmtree(self._build, ignore_errors=True)
             status = self._ran(configure, log, until)
         if not status:
@@ -175,7 +175,7 @@ class CMakeBuilds:
                 raise SkippedError(f"did not build within {self._limit_s:g} s") from None
 
     def _keep(self, kept: Path) -> None:
-        """Copy what a build gave; it is there as a whole or not at all."""
+        """Copy a build's results, atomically."""
         found = [path for path in self._build.rglob(_SHARED) if not path.is_dir()]
         if not any(path.name == LIBRARY for path in found):
             raise SkippedError(f"its build gives no {LIBRARY}")
@@ -196,7 +196,7 @@ class CMakeBuilds:
 
 
 def _why(log: Path) -> str:
-    """The first line of a log that says what is wrong, without the folders of its file."""
+    """The first error line of a log, without the file's folders."""
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
         lines = file.read().decode("utf-8", "replace").splitlines()
@@ -211,31 +211,31 @@ def _why(log: Path) -> str:
 
 
 def given_build(revision: Revision) -> Path:
-    """The build that a revision of a row of builds is."""
+    """The build of a revision in a list of builds."""
     return Path(revision.key.rpartition("@")[0])
 
 
 RANKS = {RIGHT: 0, REFUSED: 0, ABSENT: 1, KNOWN: 1, WRONG: 2, FAILED: 2}
-"""How bad an outcome is. Of any other nothing is known."""
+"""Severity of outcomes. Others mean unknown."""
 COMMANDS = ("check-rollback", "compare")
 Checks = Mapping[str, tuple[str, str]]
-"""By the name of a check: its outcome, and what is said about it."""
+"""Outcome and text by name of the check."""
 Judge = Callable[[Path, Collection[str]], Checks]
-"""Judges the build in a folder by these checks and maybe others, by all where none are given.
-Raises SkippedError where it cannot be judged."""
+"""Judges the build in a folder by at least these checks, or all if none are given. Raises
+SkippedError if it cannot be judged."""
 OWN = "the command"
-"""The one check of a user's command."""
+"""The only check of a user's command."""
 _MOST_REPLY = 64 << 20
 _MOST_CHECKS = 10_000
 _DRAFTED = re.compile(r", (\d+) drafted$")
 _SKIP = 125
-"""Exit status of a command that cannot judge, as `git bisect run` has it."""
+"""Exit status of a command that cannot judge, as in `git bisect run`."""
 _LONGEST_SAID = 400
 
 
 def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
-    """Of a command of this program. words: its name and its options, but for the model and the
-    library. Raises OptionError for another command."""
+    """A judge that runs a command of this program. words: its name and options, except model and
+    library. Raises OptionError for an unsuitable command."""
     if not words or words[0] not in COMMANDS:
         raise OptionError(
             f"A build cannot be judged by {' '.join(words)[:80]!r}.",
@@ -259,9 +259,9 @@ def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
 
 
 def judge_command(command: Sequence[str], limit_s: float) -> Judge:
-    """Of a command of the user's: exit status 0 passes, 125 cannot tell, others fail, as
-    `git bisect run` has it. It gets the build's folder in DRAFTSCOPE_BUILD and in place of {}.
-    Raises OptionError for an empty one."""
+    """A judge that runs the user's command: exit status 0 passes, 125 is undecided, others fail, as
+    in `git bisect run`. It gets the build's folder in DRAFTSCOPE_BUILD and in place of {}. Raises
+    OptionError for an empty one."""
     if not command:
         raise OptionError("--judge-command is empty.", "Give a command.")
 
@@ -277,10 +277,10 @@ def judge_command(command: Sequence[str], limit_s: float) -> Judge:
 
 
 def request_words(path: Path, number: int, folder: Path) -> list[str]:
-    """The words of `compare` for a request of a capture: its prompt, with drafts of every length
-    undone by planes and by checkpoints. folder: takes the prompt.
+    """Arguments of `compare` for a request of a capture: its prompt, with drafts of every length
+    undone by planes and by checkpoints. folder: for the prompt file.
 
-    Raises OptionError for a request without a prompt, TraceFileError for what is not a capture.
+    Raises OptionError for a request without a prompt, TraceFileError if it is not a capture.
     """
     from engine.observe.files.capture import MOST_BYTES, read_capture
 
@@ -350,7 +350,7 @@ def _only(wanted: Collection[str]) -> list[str]:
 
 
 def _compared(found: Any) -> Checks:
-    """Of `compare --json`: the lanes of llama.cpp that are judged."""
+    """From `compare --json`: the judged lanes of llama.cpp."""
     checks = {}
     for lane in found["lanes"][:_MOST_CHECKS]:
         if lane["lane"].startswith("llama.cpp,"):

@@ -1,10 +1,9 @@
-"""The first wrong operation: what a judge asks of a good build is asked of both builds again, and
-the nodes of their graphs are compared in the order in which they are computed.
+"""The first wrong operation: the judge's requests to a good build are repeated on both builds, and
+the nodes of their graphs are compared in order of computation.
 
-What the builds are apart by before anything is undone is the noise; the first node that is ten
-times as far from the good build's is the first wrong one. After a reply that differs, as of a
-removal or of a saved state, the first such node is named with it; without any, the reply itself, or
-the end of the process.
+Their difference before any rollback is the noise; the first node that differs ten times as much is
+the first wrong one. If a reply differs, such as that of a removal or of a saved state, the first
+wrong node after it is reported with it; without one, the reply itself, or the end of the process.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from engine.options.llama_cpp import LlamaSettings
 
 _UNDOES = ("seq_rm", "load", "load_file", "seq_cp", "seq_keep")
 _MARGIN, _LEAST, _MOST = 10.0, 1e-6, 1e-3
-"""Times the noise that a node has to be apart; the relative error that counts at least, and at
-most."""
+"""Required multiple of the noise; smallest and largest relative error used as threshold."""
 _MOST_VALUES = 4096
 _VIEWS = ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "NONE")
 _LAYER = re.compile(r"(?:-|_l)(\d+)\b")
@@ -39,10 +37,10 @@ _OPEN_MODEL, _OPEN_CONTEXT, _DECODE = "open_model", "open_context", "decode"
 
 
 class FirstWrong(msgspec.Struct):
-    """Where a bad build leaves a good one. layer: None outside of layers. op: of ggml, or the
-    command whose reply differs; node: its name in the graph. error: relative, infinite for
-    another shape, other replies and an end; noise: likewise, before anything was undone. where:
-    the batch, and what was undone before it."""
+    """Where a bad build departs from a good one. layer: None outside of layers. op: of ggml, or the
+    command with a different reply; node: its name in the graph. error: relative, infinite for other
+    shapes, other replies and an end; noise: the same before any rollback. where: the batch, and the
+    preceding rollback."""
 
     layer: int | None
     op: str
@@ -53,7 +51,7 @@ class FirstWrong(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """In a line."""
+        """As one line."""
         layer = "" if self.layer is None else f"layer {self.layer}, "
         node = f" {self.node!r}" if self.node else ""
         error = f", relative error {self.error:.1e}" if np.isfinite(self.error) else ""
@@ -68,8 +66,8 @@ def find_first_wrong(
     bad: Path,
     limit_s: float = 600.0,
 ) -> FirstWrong | None:
-    """The first wrong operation of a bad build; None if there is none, or none is found in
-    limit_s seconds. judge, checks: what is asked is what they ask of the good build."""
+    """The first wrong operation of a bad build; None if there is none, or none was found in limit_s
+    seconds. judge, checks: supply the requests, as sent to the good build."""
     until = time.monotonic() + limit_s
     reply: FirstWrong | None = None
     with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
@@ -83,7 +81,7 @@ def find_first_wrong(
         for path in sorted(Path(folder).iterdir(), key=lambda one: one.stat().st_mtime_ns):
             try:
                 found = _compared(read_transcript(path), model, (good, bad), until)
-            except (DraftscopeError, CommandError):  # the good build does not do it again
+            except (DraftscopeError, CommandError):  # the good build does not reproduce it
                 continue
             if found is not None and found.node:
                 return found
@@ -92,7 +90,7 @@ def find_first_wrong(
 
 
 class _Replay(LlamaProcess):
-    """A build that is asked what a transcript has, with every decode traced."""
+    """A build that repeats a transcript, with every decode traced."""
 
     def __init__(self, model: Path, build: Path, opened: ApiCall, folder: Path) -> None:
         self._folder, self._blobs = folder, list[Value]()
@@ -105,7 +103,7 @@ class _Replay(LlamaProcess):
         super().__init__(model, build, settings)
 
     def answer(self, asked: ApiCall) -> list[Value]:
-        """The reply, that of a refusal among them. Raises PeerLibraryError once it has ended."""
+        """The reply, including refusals. Raises PeerLibraryError once it has ended."""
         values = list(asked.values)
         for place in asked.saved:
             number = values[place]
@@ -169,7 +167,7 @@ def _compared(
 def _differences(
     name: str, expected: Sequence[Value], found: Sequence[Value]
 ) -> Iterator[tuple[int | None, str, str, float]]:
-    """Of a command's replies: layer, operation, node, and relative error, in order."""
+    """Differences of a command's replies: layer, operation, node, and relative error, in order."""
     whole = [value for value in expected if isinstance(value, int)]
     if len(expected) != len(found) or whole != [v for v in found if isinstance(v, int)]:
         yield None, f"the reply of {name}", "", np.inf
@@ -186,8 +184,8 @@ def _differences(
 
 
 def _layers(nodes: Sequence[GraphNode]) -> list[int | None]:
-    """By a node's name; without any in it, that of the named ones before and after it, if these
-    are of one layer."""
+    """Layers from the nodes' names; unnamed ones get the layer of their named neighbours if these
+    agree."""
     named = [_LAYER.search(node.name) for node in nodes]
     own = [None if found is None else int(found[1]) for found in named]
     before = list(itertools.accumulate(own, _kept))
@@ -200,7 +198,7 @@ def _kept(last: int | None, one: int | None) -> int | None:
 
 
 def _by_name(nodes: Sequence[GraphNode]) -> dict[tuple[str, str, int], GraphNode]:
-    """By operation, name and occurrence, so that nodes which only one build has are left out."""
+    """By operation, name and occurrence, so that nodes of only one build are ignored."""
     seen: Counter[tuple[str, str]] = Counter()
     found = {}
     for node in nodes:
@@ -217,7 +215,7 @@ def _nodes_apart(one: GraphNode, other: GraphNode) -> float:
 
 
 def _blobs_apart(one: Value, other: Value) -> float:
-    """As if all of two blobs were numbers: what is none of them is the same in both."""
+    """Distance of two blobs read as numbers; other contents are equal in both."""
     if not isinstance(one, bytes) or not isinstance(other, bytes) or len(one) != len(other):
         return float(np.inf)
     n = len(one) // 4 * 4
@@ -229,8 +227,8 @@ def _blobs_apart(one: Value, other: Value) -> float:
 
 
 def _apart(expected: np.ndarray, found: np.ndarray) -> float:
-    """The norm of the difference by that of what is expected; values that are not finite in both
-    are left out, in one of them are infinitely wrong."""
+    """Norm of the difference relative to the expected; values non-finite in both are ignored, in
+    one of them infinitely wrong."""
     finite = np.isfinite(expected)
     if (finite != np.isfinite(found)).any():
         return float(np.inf)
@@ -243,7 +241,7 @@ def _apart(expected: np.ndarray, found: np.ndarray) -> float:
 
 
 def _words(asked: ApiCall) -> str:
-    """A command, and for a batch what it is of."""
+    """A command in words, for a batch with its contents."""
     if asked.name != _DECODE:
         numbers = [str(value) for value in asked.values if isinstance(value, int)]
         return f"{asked.name}({', '.join(numbers)})"

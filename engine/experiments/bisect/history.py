@@ -1,7 +1,7 @@
-"""Histories to search: commits of a git repository with their parents, or builds in a row.
+"""Histories for a search: git commits with their parents, or a list of builds.
 
-A search takes any verdicts that are known already, so that it goes on where an earlier one stopped.
-A commit is found only between one that was seen to fail and parents that were seen to pass.
+A search starts from any known verdicts, so that it can be resumed. A commit is reported only
+between one seen to fail and parents seen to pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Revision:
 
     @property
     def short(self) -> str:
-        """What it is called in a line of text."""
+        """A short name for a line of text."""
         is_hash = len(self.key) >= 40 and not self.key.strip("0123456789abcdef")
         return self.key[:9] if is_hash else self.title
 
@@ -42,12 +42,12 @@ class Revision:
 
 
 class RevisionHistory:
-    """Revisions, every one after its parents; the first is the good end, the last the bad one."""
+    """Revisions in topological order; the first is the good end, the last the bad one."""
 
     def __init__(self, revisions: Sequence[Revision]) -> None:
         self.revisions = revisions
         self.ancestors: list[int] = []
-        """Of each revision, itself included, as a set of bits."""
+        """Of each revision, including itself, as a bit set."""
         for i, revision in enumerate(revisions):
             mine = 1 << i
             for parent in revision.parents:
@@ -58,10 +58,10 @@ class RevisionHistory:
         return len(self.revisions)
 
     def suspects(self, fails: Mapping[int, bool | None]) -> list[int]:
-        """What may be the first to fail, by what is known of some: True fails, False passes.
+        """Candidates for the first failure, given known verdicts: True fails, False passes.
 
-        The last one fails, the first one passes. Where a fault was mended and made again, what
-        comes after the latest that passes.
+        The last revision fails, the first one passes. If a fault was fixed and reintroduced,
+        candidates come after the latest pass.
         """
         left = self.ancestors[-1] & ~1
         for i, failed in fails.items():
@@ -73,10 +73,10 @@ class RevisionHistory:
         return [i for i in range(len(self)) if left >> i & 1]
 
     def next_to_judge(self, fails: Mapping[int, bool | None]) -> int | None:
-        """The revision that halves the suspects best, None if there is none left to judge.
+        """The revision that best halves the suspects, None if none is left to judge.
 
-        What cannot be judged (None in `fails`) tends to lie together: those between two such are
-        the last to be tried, so that a range of them is left after as many steps as halving takes.
+        Unjudgeable ones (None in `fails`) tend to be adjacent: revisions between two of them are
+        tried last, so that such a range remains after as many steps as halving takes.
         """
         suspects = self.suspects(fails)
         left = [i for i in suspects if i not in fails]
@@ -93,7 +93,7 @@ class RevisionHistory:
         return min(left, key=lambda i: abs(2 * parts[i] - len(suspects)))
 
     def mended_between(self, fails: Mapping[int, bool | None]) -> tuple[int, int] | None:
-        """A revision that fails and a descendant that passes: the fault was made more than once."""
+        """A failing revision with a passing descendant: the fault was introduced more than once."""
         for later in sorted(i for i, failed in fails.items() if failed is False):
             for earlier in sorted(i for i, failed in fails.items() if failed):
                 if earlier != later and self.ancestors[later] >> earlier & 1:
@@ -102,7 +102,7 @@ class RevisionHistory:
 
 
 def _runs(suspects: Sequence[int], left: Sequence[int]) -> list[list[int]]:
-    """Those that are left, in groups with nothing else between them."""
+    """The remaining ones, in contiguous groups."""
     runs: list[list[int]] = []
     wanted, before = set(left), -1
     for place, i in enumerate(suspects):
@@ -115,7 +115,7 @@ def _runs(suspects: Sequence[int], left: Sequence[int]) -> list[list[int]]:
 
 
 def in_a_row(builds: Sequence[Path]) -> RevisionHistory:
-    """Builds from the oldest to the newest, without a repository. Raises OptionError."""
+    """Builds from oldest to newest, without a repository. Raises OptionError."""
     if len(builds) < 2:
         raise OptionError("There is nothing between fewer than two builds.", "Name more of them.")
     if missing := [path for path in builds if not path.exists()]:
@@ -129,15 +129,15 @@ def in_a_row(builds: Sequence[Path]) -> RevisionHistory:
 
 
 def _time(build: Path) -> int:
-    """When it was built, by its newest library."""
+    """Build time, by its newest library."""
     files = [build, *build.rglob("*llama*")] if build.is_dir() else [build]
     return max(path.stat().st_mtime_ns for path in files if path.exists())
 
 
 def commits(repo: Path, good: str, bad: str) -> tuple[RevisionHistory, str]:
-    """The commits from a good one to a bad one, and a note where the good end is another.
+    """The commits from a good one to a bad one, and a note if another good end is used.
 
-    Raises OptionError where git knows no such repository or commit, and for too long a history.
+    Raises OptionError for an unknown repository or commit, and for too long a history.
     """
     if not repo.is_dir():
         raise OptionError(f"There is no folder {str(repo)[:80]}.", "Name a clone with --repo.")
@@ -166,7 +166,7 @@ def commits(repo: Path, good: str, bad: str) -> tuple[RevisionHistory, str]:
     places = {base: 0}
     for line in lines:
         key, parents, title = line.split("\0", 2)
-        # what is older than the good end is taken to be as good
+        # older commits than the good end count as good
         known = dict.fromkeys(places.get(parent, 0) for parent in parents.split())
         places[key] = len(found)
         found.append(Revision(key, title[:_LONGEST_TITLE], tuple(known)))
@@ -174,7 +174,7 @@ def commits(repo: Path, good: str, bad: str) -> tuple[RevisionHistory, str]:
 
 
 def chosen(repo: Path, history: RevisionHistory, texts: Iterable[str]) -> set[int]:
-    """The revisions of the history that REV and A..B name. Raises OptionError."""
+    """The revisions named by REV and A..B. Raises OptionError."""
     places = {revision.key: i for i, revision in enumerate(history.revisions)}
     found = set()
     for text in texts:
@@ -189,9 +189,9 @@ def chosen(repo: Path, history: RevisionHistory, texts: Iterable[str]) -> set[in
 
 
 def git(folder: Path, *words: str) -> str:
-    """What a git command prints. Raises OptionError with its last words where it fails.
+    """Output of a git command. Raises OptionError with its last words if it fails.
 
-    The repository's own hooks and pagers are left out.
+    The repository's hooks and pagers are disabled.
     """
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The search: ends first, then halves, until every check that broke has its commit.
+"""The search: ends first, then halves, until every broken check has its commit.
 
-Verdicts are written after each step, and a search begins with those of earlier ones on the same
-builds and the same judge. A commit that is found is judged once more, and so are its parents.
+Verdicts are saved after each step, and a search starts with those of earlier ones on the same
+builds and judge. A reported commit and its parents are judged twice.
 
 Reports of a search: lines for a terminal, Markdown for an issue, an object for JSON.
 """
@@ -31,8 +31,7 @@ _ABSENT = ("", "the judge has no such check")
 
 
 class RevisionVerdict(msgspec.Struct):
-    """What is known of a revision: its checks (outcome, words about it) or why nothing is. Times
-    are seconds."""
+    """Verdict on a revision: its checks (outcome, text) or why it has none. Times are seconds."""
 
     checks: dict[str, tuple[str, str]] = {}
     skipped: str = ""
@@ -41,10 +40,10 @@ class RevisionVerdict(msgspec.Struct):
 
 
 class Regression(msgspec.Struct):
-    """What some checks broke by. suspects: one revision, or several where those in between could
-    not be judged, the last of them failing. checks: outcome and words at the last suspect. doubt:
-    why it is not sure; mended: the first fails, and the second after it passes; alone_on: the
-    change of the suspect, which cannot be judged itself, fails alone on this one."""
+    """The cause of broken checks. suspects: one revision, or several if those in between could not
+    be judged, the last of them failing. checks: outcome and text at the last suspect. doubt: why it
+    is uncertain; mended: the first fails, and the second after it passes; alone_on: base on which
+    the change of the unjudgeable suspect fails alone."""
 
     suspects: list[Revision]
     checks: dict[str, tuple[str, str]]
@@ -56,22 +55,22 @@ class Regression(msgspec.Struct):
 
     @property
     def is_sure(self) -> bool:
-        """Whether one revision is found, twice."""
+        """Whether it is one revision, confirmed."""
         return len(self.suspects) == 1 and not self.doubt
 
 
 Trace = Callable[[Collection[str], Path, Path], FirstWrong | None]
-"""Finds the first wrong operation by checks, a good and a bad build."""
+"""Finds the first wrong operation from checks, a good and a bad build."""
 
 
 class Search:
-    """A search in a history. state: the file of verdicts, None = they are not kept. skip: never
-    built. retry_skipped: what could not be judged before is tried again. most_skips: suspects that
-    may be skipped before it gives up. n_probes: judged after each fault, to see whether it was
-    mended in between. trace: None = without. forget: is given the revisions that are needed
-    yet. alone: builds a revision (the second) with the change of another, None = is not tried.
+    """A search in a history. state: file of verdicts, None = not saved. skip: never built.
+    retry_skipped: retry what could not be judged before. most_skips: suspects that may be skipped
+    before giving up. n_probes: judged after each fault, to see whether it was fixed in between.
+    trace: None = without. forget: called with the revisions that are still needed. alone: builds a
+    revision (the second) with the change of another, None = not tried.
 
-    Raises OptionError for a state that cannot be read.
+    Raises OptionError for an unreadable state.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Search:
         for i in skip:
             self.verdicts.setdefault(i, RevisionVerdict(skipped="left out by --skip"))
         self._wanted: list[str] = []
-        """The checks that builds between the ends are judged by."""
+        """Checks for builds between the ends."""
         self.n_known = len(self.verdicts)
         self.begin: Callable[[Revision], object] = lambda revision: None
         """Called before a revision is built and judged."""
@@ -111,8 +110,8 @@ class Search:
         """Checks that fail at the good end and pass at the bad one."""
 
     def run(self) -> Iterator[str]:
-        """Judge until all is found; a line for each step. Raises BisectError where the ends do not
-        differ or cannot be judged, OptionError where the state cannot be written."""
+        """Judge until all is found; yields a line per step. Raises BisectError if the ends do not
+        differ or cannot be judged, OptionError if the state cannot be written."""
         last = len(self.history) - 1
         for end in (0, last):
             yield from self._judged(end, last)
@@ -137,14 +136,14 @@ class Search:
             yield from self._probe(fault)
             waiting = [
                 c
-                for c in waiting  # again, where a probe has shown that it was mended in between
+                for c in waiting  # again, if a probe has shown a fix in between
                 if c not in mine or self.history.suspects(self._fails(c)) != suspects
             ]
         self._forget(self.needed())
         self.faults.sort(key=lambda fault: self._place(fault.suspects[0]))
 
     def needed(self) -> list[Revision]:
-        """The revisions whose builds show the faults that were found."""
+        """Revisions whose builds show the reported faults."""
         return [one for fault in self.faults for one in (*fault.suspects[-1:], *fault.parents)]
 
     # -- what is known ---------------------------------------------------------------------
@@ -174,8 +173,8 @@ class Search:
         )
 
     def _fails(self, check: str) -> dict[int, bool | None]:
-        """Of every revision judged: whether it fails a check that the good end passes, None where
-        that is not known."""
+        """For every judged revision, whether it fails a check that the good end passes, None if
+        unknown."""
         allowed = RANKS[self.verdicts[0].checks[check][0]]
         found: dict[int, bool | None] = {}
         for i, verdict in self.verdicts.items():
@@ -195,8 +194,8 @@ class Search:
         return None if skips >= self._most_skips else self.history.next_to_judge(fails)
 
     def _needed(self, checks: Sequence[str]) -> list[Revision]:
-        """Those whose builds may show a fault at the end: of what passes the newest, and what fails
-        among the suspects."""
+        """Revisions whose builds may be needed to show a fault: the newest pass, and failing
+        suspects."""
         found = set()
         for check in checks:
             fails = self._fails(check)
@@ -226,7 +225,7 @@ class Search:
         yield _step_line(revision, verdict, f"{n_left} left")
 
     def _is_left_out(self, i: int) -> bool:
-        """Whether it is skipped by the user's wish alone, which the ends cannot be."""
+        """Whether only the user skipped it, which is not allowed for the ends."""
         last = len(self.history) - 1
         return i in (0, last) and self.history.revisions[i].key not in self._known
 
@@ -246,7 +245,7 @@ class Search:
         return RevisionVerdict(checks, build_s=built - began, judge_s=time.monotonic() - built)
 
     def _fault(self, suspects: Sequence[int], checks: Sequence[str]) -> Regression:
-        """What is known of it. The last of the suspects is the one that was seen to fail."""
+        """Its current description. The last suspect has been seen to fail."""
         revisions, bad = self.history.revisions, suspects[-1]
         said: Checks = self.verdicts[bad].checks
         n_before = len(suspects) - 1
@@ -258,7 +257,7 @@ class Search:
         )
 
     def _probe(self, fault: Regression) -> Iterator[str]:
-        """Judge a few after it, and note where it was mended, whether by these or seen before."""
+        """Judge a few revisions after it, and note where it was fixed."""
         bad = self._place(fault.suspects[-1])
         check = next(iter(fault.checks))
         after = [
@@ -274,8 +273,8 @@ class Search:
             fault.mended = revisions[between[0]], revisions[between[1]]
 
     def _judge_alone(self, fault: Regression, suspects: Sequence[int]) -> None:
-        """Judge the changes of suspects, each alone on the last that passes; if one fails, it is
-        the one."""
+        """Judge the suspects' changes, each alone on the last pass; the one that fails is the
+        cause."""
         if self._alone is None or not 1 < len(suspects) <= self._most_skips:
             return
         base = self.history.revisions[self.history.revisions[suspects[0]].parents[0]]
@@ -283,7 +282,7 @@ class Search:
         for i in suspects:
             suspect = self.history.revisions[i]
             with suppress(SkippedError):
-                if i == suspects[-1] or suspect.key in self._known:  # else left out by --skip
+                if i == suspects[-1] or suspect.key in self._known:  # otherwise excluded by --skip
                     checks = self._judge(self._alone(suspect, base), list(fault.checks))
                     if any(self._is_worse(check, checks) for check in fault.checks):
                         failing.append(suspect)
@@ -292,13 +291,13 @@ class Search:
             fault.alone_on, fault.parents = base, [base]
 
     def _judge_again(self, fault: Regression) -> Iterator[str]:
-        """Judge what was found and its parents once more."""
+        """Judge the result and its parents again."""
         if fault.doubt or fault.alone_on:
             return
         revisions, checks = self.history.revisions, list(fault.checks)
         bad = self._place(fault.suspects[0])
         parents = revisions[bad].parents
-        for i in parents:  # of a merge, what was taken to pass by its descendants
+        for i in parents:  # a merge's parents were assumed to pass because descendants do
             yield from self._judged(i, 1)
             if self._fails(checks[0])[i]:
                 fault.doubt = f"its parent {self._short(i)} fails too"
@@ -345,7 +344,7 @@ def _read(state: Path) -> dict[str, RevisionVerdict]:
 
 
 def seconds(verdicts: Mapping[int, RevisionVerdict]) -> float:
-    """What building and judging took together."""
+    """Total time of building and judging."""
     return sum(one.build_s + one.judge_s for one in verdicts.values())
 
 
@@ -353,7 +352,7 @@ _MOST_NAMED = 12
 
 
 def _step_line(revision: Revision, verdict: RevisionVerdict, left: str) -> str:
-    """What a step came to. left: suspects before it, or that it is to see whether it repeats."""
+    """Result of a step. left: suspects before it, or that it is a confirmation."""
     said = verdict.skipped or outcome_text(verdict)
     times = f"built {verdict.build_s:.0f} s, judged {verdict.judge_s:.0f} s"
     return f"{revision.short}  {said}  ({left}; {times})"
@@ -366,7 +365,7 @@ def outcome_text(verdict: RevisionVerdict) -> str:
 
 
 def lines(search: Search) -> Iterator[str]:
-    """What was found, a paragraph for each fault."""
+    """The results, one paragraph per fault."""
     yield summary(search)
     for fault in search.faults:
         yield ""
@@ -377,7 +376,7 @@ def lines(search: Search) -> Iterator[str]:
 
 
 def summary(search: Search) -> str:
-    """A sentence on how much was judged."""
+    """A sentence on the amount of work."""
     verdicts = search.verdicts
     n_skipped = sum(bool(one.skipped) for one in verdicts.values())
     skipped = f", {n_skipped} of them skipped" if n_skipped else ""
@@ -390,7 +389,7 @@ def summary(search: Search) -> str:
 
 
 def progress(search: Search, now: str) -> Iterator[str]:
-    """A few lines on how far a search is. now: what it does, empty at its end."""
+    """A few lines on the progress of a search. now: the current step, empty at its end."""
     ends = search.history.revisions
     yield f"Bisect {ends[0].short} to {ends[-1].short}: {now or 'finished'}"
     if not now:
@@ -402,7 +401,7 @@ def progress(search: Search, now: str) -> Iterator[str]:
 
 
 def markdown(search: Search, title: str, again: str) -> str:
-    """The same as Markdown. again: the command that was given."""
+    """The same as Markdown. again: the command line."""
     text = [f"### {title}", "", summary(search) + "."]
     for fault in search.faults:
         first, *rest = _fault_lines(fault)

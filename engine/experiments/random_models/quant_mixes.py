@@ -1,15 +1,15 @@
-"""Which type each tensor of a file has: the mixes of types that files are quantised to.
+"""Quantisation mixes: the type of each tensor in a file, and random contents.
 
 The rules are those of llama.cpp's quantiser (llama-quant.cpp) for models with a tied embedding and
 without an importance matrix. `q4_k` is ours: Q4_K with Q6_K for attention values, the embedding and
 every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts, MXFP4 for routed experts and
-Q8_0 next to them; a dense model, for which it has none, gets MXFP4 but for the embedding. `nvfp4`,
+Q8_0 otherwise; dense models, which it does not cover, get MXFP4 except for the embedding. `nvfp4`,
 which only its converter writes, with a scale next to every matrix, is ours in the same way.
 
-Random weights are made directly in GGML's storage formats, without quantising anything. Layouts of
-the blocks are those of ggml-common.h. The values are uniform within a block instead of normal,
-which makes no difference to speed or to the scale of what a matrix puts out. Types whose levels are
-off centre get scales of either sign, or a minimum that centres them.
+Random weights are generated directly in GGML's storage formats. Block layouts are those of
+ggml-common.h. Values are uniform within a block instead of normal, which affects neither speed nor
+the scale of a matrix's outputs. Types with asymmetric levels get scales of either sign, or a
+minimum that centres them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUANTS = (
 )
 """Names of the mixes."""
 _BASES = {mix: GGMLQuantizationType[mix.removesuffix("_m").upper()] for mix in QUANTS}
-"""What most tensors of a mix have."""
+"""The main type of a mix."""
 _FILE_TYPES = {"f32": "ALL_F32", "q4_k": "MOSTLY_Q4_K_M", "mxfp4": "MOSTLY_MXFP4_MOE"}
 _HALVES = "f16", "bf16"
 
@@ -49,7 +49,7 @@ _SHORTER = {
     **dict.fromkeys(_GRIDS, Quant.IQ4_NL),
     **{Quant.TQ2_0: Quant.Q4_0, Quant.NVFP4: Quant.Q8_0},
 }
-"""What llama.cpp takes for rows that are no whole blocks of 256."""
+"""llama.cpp's fallback types for rows that are not whole blocks of 256."""
 _UNROUNDED = ("conv1d", "shortconv.conv", "ffn_gate_inp")
 _UNROUNDED_OF = {
     "deepseek4": ("hc_", "_ape."),
@@ -65,18 +65,18 @@ _UNROUNDED_OF = {
     ),
 }
 _NOT_BELOW_Q8_0 = {"glm5-next": ("attn_q_a.", "attn_q_b.", "nextn.eh_proj")}
-"""What llama.cpp's quantiser leaves in full, and in more bits, in an architecture."""
+"""Tensors that llama.cpp's quantiser keeps in full, or in more bits, per architecture."""
 _FP4, _BELOW_3_BITS = ("mxfp4", "nvfp4"), ("iq2_xxs", "iq1_s")
 _OUTPUT_IN_Q5_K = ("q2_k", "q3_k_m", "q4_k_m", "iq4_nl", "iq4_xs", "iq3_s", *_BELOW_3_BITS)
 
 
 def file_type(mix: str) -> LlamaFileType:
-    """What the file says of itself."""
+    """The file type stated in the metadata."""
     return LlamaFileType[_FILE_TYPES.get(mix, f"MOSTLY_{mix.upper()}")]
 
 
 def is_norm(name: str) -> bool:
-    """Whether a tensor is what a norm multiplies by; norms of several groups are matrices."""
+    """Whether a tensor is a norm's weight; norms of several groups are matrices."""
     return name.removesuffix(".weight").endswith("norm") or "ple_norm_" in name
 
 
@@ -137,13 +137,13 @@ def _wanted(
 
 
 def n_experts(config: ModelConfig) -> int:
-    """Routed experts of its first mixture, 0 without one."""
+    """Routed experts of the first mixture, 0 without one."""
     mixtures = (block.ffn for block in config.blocks if isinstance(block.ffn, MixturePart))
     return next((mixture.n_experts for mixture in mixtures), 0)
 
 
 def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
-    """Of what holds the values of attention, or those of a recurrent layer; None: the mix's."""
+    """Type of attention values, or of a recurrent layer's values; None: the mix's."""
     mixers = (mixer for part in config.blocks for mixer in part.mixers)
     attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionPart)), None)
     shared = attention is not None and attention.n_head // attention.n_head_kv >= 4
@@ -161,7 +161,7 @@ _VALUES = {
     **dict.fromkeys(_BELOW_3_BITS, (Quant.Q4_K, Quant.Q2_K)),
     **{"q2_k": (Quant.Q4_K, Quant.Q3_K), "iq3_s": (Quant.Q4_K, None)},
 }
-"""Of heads of which four or more share keys, and of others."""
+"""For models with four or more heads per key head, and for others."""
 
 
 def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
@@ -178,7 +178,7 @@ def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTyp
 
 
 def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
-    """In the first eighth of the blocks, in the last, and in every third between."""
+    """For the first eighth of the blocks, the last one, and every third between."""
     n = config.n_layer + config.n_mtp
     more = block < n // 8 or block >= 7 * n // 8 or (block - n // 8) % 3 == 2
     return Quant.Q6_K if more and mix in ("q4_k_m", "q5_k_m") else None
@@ -200,7 +200,7 @@ def random_tensor(
         values *= np.float32(std)
         if kind != Quant.BF16:
             return values.astype(np.float16 if kind == Quant.F16 else np.float32, copy=False)
-        # cut off instead of rounded: as random as before
+        # truncated instead of rounded: as random as before
         return (values.view(np.uint32) >> 16).astype(np.uint16)
     length, size = GGML_QUANT_SIZES[kind]
     if shape[-1] % length:
@@ -214,7 +214,7 @@ def random_tensor(
 def _fill_signed(
     rng: np.random.Generator, blocks: np.ndarray, std: float, *, kind: Quant, at: int = 0
 ) -> None:
-    """A half scale of either sign at a byte; what the other bits, random as they are, stand for is
+    """A half scale of either sign at a byte; the other bits are random, and their RMS is
     measured."""
     blocks[:, at : at + 2] = _half(1.0)
     levels = quants.dequantize(blocks[:1024], kind)
@@ -229,7 +229,7 @@ def _fill_centred(
 
 
 def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None:
-    # half scale, 32 signed bytes: -128..127 is off centre, so -128 becomes 0
+    # half scale, 32 signed bytes: -128..127 is asymmetric, so -128 becomes 0
     quants = blocks[:, 2:].view(np.int8)
     quants[quants == -128] = 0
     blocks[:, :2] = _half(std / math.sqrt(127 * 128 / 3))
@@ -238,8 +238,8 @@ def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
 def _fill_fp4(
     rng: np.random.Generator, blocks: np.ndarray, std: float, *, scales: np.ndarray, n: int
 ) -> None:
-    """n bytes in front that choose one of the scales, then nibbles that choose levels. Of two
-    neighbouring scales the larger one is as frequent as makes the mean of squares right."""
+    """n bytes that select a scale, then nibbles that select levels. Two neighbouring scales are
+    mixed to match the mean square."""
     scale = std / _rms(np.array(quants.NVFP4.kvalues))
     low = int(np.searchsorted(scales, scale, "right")) - 1
     first, second = np.square(scales[low : low + 2])

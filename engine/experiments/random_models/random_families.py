@@ -1,4 +1,4 @@
-"""The models that files of random weights can be written for: metadata by architecture and size.
+"""Families of random models: metadata by architecture and size.
 
 Sizes with Mamba or convolutions follow released models: Nemotron-H, Granite 4 (350M), Falcon-H1
 (0.5B), LFM2 (700M).
@@ -29,10 +29,9 @@ _FACTORS = 6_364_136_223_847, 1_442_695_040_889, 3_935_559_000_371
 """Of n-gram hashes: odd, below 2^43, so that products with a token stay below 2^63."""
 _EPS = 2.0**-17  # f32 holds it exactly
 Heads = tuple[int, int, int]
-"""Attention's, those of keys and values, their dimension."""
+"""Attention heads, key-value heads, head dimension."""
 Blocks = tuple[str, int, int, Heads]
-"""A letter for each block, * for one that attends; the embedding's width, the vocabulary, and heads
-of attention."""
+"""A letter per block, * for attention; embedding width, vocabulary, and attention heads."""
 
 
 def _qwen35(
@@ -203,15 +202,14 @@ def _mamba2(n_heads: int, head_dim: int, d_state: int, n_groups: int) -> Keys:
 
 
 def _alone(arch: str, n_layer: int, n_embd: int, n_vocab: int, mamba: Keys) -> RandomFile:
-    """Nothing but Mamba."""
+    """Mamba blocks only."""
     return model_file(arch, n_vocab, sizes(n_layer, n_embd, _EPS) | mamba)
 
 
 def _mixed(
     arch: str, blocks: Blocks, widths: int | Sequence[int], own: Keys, also: Sequence[str] = ()
 ) -> RandomFile:
-    """widths: of feed-forward parts, of all or of each. own: further keys. also: names of
-    tensors."""
+    """widths: of feed-forward parts, one or per block. own: further keys. also: tensor names."""
     pattern, n_embd, n_vocab, (n_head, n_head_kv, width) = blocks
     n_kv = [n_head_kv * (kind == "*") for kind in pattern]
     keys = {
@@ -276,13 +274,13 @@ _TINY_HEADS = 4, 2, 64
 
 
 def _shared(n: int, n_used: int, width: int) -> Keys:
-    """With one expert more, of 512 or as wide, that every token goes through."""
+    """With one shared expert, 512 wide or as wide as the others."""
     return experts(n, n_used, width) | {"expert_shared_feed_forward_length": min(width, 512)}
 
 
 _MOE_1B = _shared(32, 8, 512)
 _MOE_TINY = _shared(8, 2, 256)
-# of 0.69 billion parameters of bailingmoe3 0.34 act on a token
+# of 0.69 billion parameters, 0.34 are active per token
 _LING = {
     "0.7b": (16, 1024, _N_VOCAB, (8, 128), (512, 128, 64, 128), (3072, 512), (16, 4, 4), 512),
     "tiny": (4, 256, 512, (4, 64), (64, 32, 32, 64), (256, 256), (8, 2, 4), 8),
@@ -300,7 +298,7 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
             (128, 16, 32),
         ),
         "moe-1b": _qwen35(16, 1024, _MOE_1B, *_LARGE),
-        # 8.4 billion parameters, of which 1.0 act on a token in addition to the output head
+        # 8.4 billion parameters, of which 1.0 are active per token in addition to the output head
         "moe-8b-a1b": _qwen35(24, 2048, _shared(64, 4, 768), *_LARGE),
         "tiny": _qwen35(4, 256, {"feed_forward_length": 256}, *_TINY),
         "moe-tiny": _qwen35(4, 256, _MOE_TINY, *_TINY),
@@ -350,7 +348,7 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
         "0.8b": _jamba(("MMMM*MMM", 1024, 65_536, (8, 2, 128)), 3584, 16, ssm(4, 2048, 16, 64)),
         "tiny": _jamba(("MMMM*M", 256, 512, _TINY_HEADS), 256, 8, ssm(4, 512, 16, 32)),
     },
-    # its groups are not the file's to say
+    # its groups are not in the file
     "plamo2": {
         "0.6b": _each(
             "plamo2", ("M*" * 8, 1024, 100_000, (16, 4, 64)), 4096, _mamba2(32, 64, 64, 0)

@@ -1,7 +1,7 @@
-"""What a file of random weights says of itself, the config that a reader makes of that, and the
-drafters that can be written so, each for a model of such a file.
+"""Metadata of a random file, the configuration that a reader makes of it, and the drafters for
+models of such files.
 
-All drafters lack embedding and head, which are the target's.
+Drafters have no embedding and head; they use the target's.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ELEMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class RandomFile:
-    """keys: metadata, those of the architecture without it in front; arrays are numpy's. shapes:
-    of the tensors that readers look for by name, the others follow from the config."""
+    """keys: metadata, those of the architecture without its prefix; arrays are numpy's. shapes: of
+    tensors that readers look up by name; the others follow from the configuration."""
 
     arch: str
     keys: Keys
     shapes: Shapes
 
     def described(self) -> GgufFile:
-        """The file as a reader sees it, without what is in its tensors."""
+        """The file as a reader sees it, without tensor data."""
         return _Described(self)
 
     def config(self) -> ModelConfig:
-        """Of a model; its name is empty."""
+        """The model's configuration; its name is empty."""
         return read_config(self.described())
 
     def full_keys(self) -> Keys:
@@ -74,7 +74,7 @@ class RandomFile:
 
 
 class _Described(GgufFile):
-    """Metadata and directory of a file that is not there."""
+    """Metadata and directory of a file that does not exist."""
 
     def __init__(self, file: RandomFile) -> None:
         keys = {"general.architecture": file.arch, **file.full_keys()}
@@ -88,8 +88,8 @@ class _Described(GgufFile):
 def model_file(
     arch: str, n_vocab: int, keys: Keys, *, tied: bool = True, also: Iterable[str] = ()
 ) -> RandomFile:
-    """A model. tied: its output matrix is the embedding. also: names of tensors that say what its
-    blocks are."""
+    """A model. tied: its output matrix is the embedding. also: names of tensors that determine its
+    blocks."""
     n_embd = keys["embedding_length"]
     tables = ("token_embd.weight",) if tied else ("token_embd.weight", "output.weight")
     norms = (f"blk.{i}.attn_norm.weight" for i in range(keys["block_count"]))
@@ -98,7 +98,7 @@ def model_file(
 
 
 def sizes(n_blocks: int, n_embd: int, eps: float = 1e-6) -> Keys:
-    """What every file says. n_blocks: with those of MTP."""
+    """Keys of every file. n_blocks: including MTP."""
     return {
         "block_count": n_blocks,
         "context_length": N_CTX,
@@ -115,7 +115,7 @@ def heads(
     theta: float = 1e4,
     value_width: int | None = None,
 ) -> Keys:
-    """Heads of attention and their rotation. n_head_kv: of all blocks, or of each."""
+    """Attention heads and rotation. n_head_kv: for all blocks, or per block."""
     return {
         "attention.head_count": n_head,
         "attention.head_count_kv": n_head_kv if isinstance(n_head_kv, int) else ints(n_head_kv),
@@ -132,7 +132,7 @@ def experts(n: int, n_used: int, width: int) -> Keys:
 
 
 def ssm(d_conv: int, inner: int, d_state: int, rank: int, n_groups: int | None = None) -> Keys:
-    """A recurrence with a convolution before it. rank: of its time steps, or its heads."""
+    """A recurrence with a preceding convolution. rank: of its time steps, or its heads."""
     groups = {} if n_groups is None else {"ssm.group_count": n_groups}
     return groups | {
         "ssm.conv_kernel": d_conv,
@@ -163,7 +163,7 @@ _N_TAPS = 5
 _MASK = "tokenizer.ggml.mask_token_id"
 _N_STREAM_LAYERS = 3
 _LARGE = 1024
-"""Narrower targets are small enough for tests."""
+"""Minimum width of a large target; smaller ones are for tests."""
 _OF_MODELS = (
     "attention.compress_rope",
     "attention.indexer",
@@ -172,7 +172,7 @@ _OF_MODELS = (
     "nextn_predict_layers",
     "vocab_size",
 )
-"""Keys of a deepseek4 model that its drafter's layers have no use for."""
+"""Keys of a deepseek4 model that its drafter's layers do not use."""
 
 
 def _eagle3(target: RandomFile) -> RandomFile:
@@ -188,7 +188,7 @@ def _eagle3(target: RandomFile) -> RandomFile:
 
 
 def _layers(config: ModelConfig, n_layer: int) -> Keys:
-    """Plain layers for a target, of which a control token is the mask."""
+    """Plain layers for a target; a control token is the mask."""
     width = 128 if config.n_embd >= _LARGE else 64
     n_head = config.n_embd // width
     return {
@@ -200,7 +200,7 @@ def _layers(config: ModelConfig, n_layer: int) -> Keys:
 
 
 def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile:
-    """Blocks of this size. own: further keys. also: of tensors that say what it is."""
+    """Blocks of this size. own: further keys. also: of tensors that determine the kind."""
     config = target.config()
     n_layer, last = 5 if config.n_embd >= _LARGE else 2, config.n_layer - 1
     keys = {
@@ -217,7 +217,7 @@ def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile
 
 
 def _dflash2(target: RandomFile) -> RandomFile:
-    """Two taps of convolution, 16 candidates."""
+    """Two convolution taps, 16 candidates."""
     n_embd, rank = target.keys["embedding_length"], _rank(target)
     own = {
         "conv_kernel_size": 2,
@@ -229,7 +229,7 @@ def _dflash2(target: RandomFile) -> RandomFile:
 
 
 def _dspark(target: RandomFile) -> RandomFile:
-    """Each row of a block drafts; for deepseek4 in three layers of its own kind."""
+    """Each block row drafts; for deepseek4 in three layers of its own kind."""
     own = {"sample_from_anchor": True, "has_confidence_head": True}
     also: Shapes = {MARKOV: (target.config().n_vocab, _rank(target)), "conf_proj.bias": (1,)}
     plain = _block(target, 7, own, also)

@@ -1,7 +1,7 @@
-"""Models of real size with random weights, to measure speed where no weights are at hand.
+"""Models of real size with random weights, for speed measurements.
 
-Their tokens mean nothing. Matrices have standard deviation 1 / sqrt(columns), which keeps every
-activation near 1, and the tied embedding twice that, which gives logits of about 2.
+Their tokens are meaningless. Matrices have standard deviation 1 / sqrt(columns), which keeps
+activations near 1, and the tied embedding twice that, which gives logits of about 2.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _CANNOT_LACK = tuple(
     f"ssm_{one}" for one in ("conv1d.bias", "dt_norm.weight", "b_norm.weight", "c_norm.weight")
 )
 _ALSO = {"plamo2": ("attn_qkv.weight",)}
-"""Tensors that llama.cpp cannot do without, and those of an architecture."""
+"""Tensors that llama.cpp requires, and those of an architecture."""
 _PIECE = 1 << 24
-"""Values that are made at a time."""
+"""Values generated at a time."""
 _CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -56,10 +56,10 @@ _CHAT_TEMPLATE = (
 def write_random_model(
     path: Path, *, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
 ) -> None:
-    """Write a GGUF file, the same one every time; memory holds a piece of a tensor.
+    """Write a GGUF file, reproducibly; memory holds a piece of a tensor.
 
     arch: one of RANDOM_FAMILIES. size: one of its sizes, None for the first. quant: one of QUANTS.
-    Raises OptionError for others and where the file cannot be written; there is never half a file.
+    Raises OptionError for others and if the file cannot be written; a partial file is never left.
     """
     size, file = _chosen(arch, size, quant)
     config = file.config()
@@ -99,7 +99,7 @@ def _choose(what: str, value: str, choices: Collection[str]) -> None:
 def _write(
     path: Path, file: RandomFile, config: ModelConfig, name: str, quant: str, shapes: Shapes
 ) -> None:
-    """config: of the model, or of the target that a drafter is for."""
+    """config: of the model, or of a drafter's target."""
     n_params, tied = sum(map(math.prod, shapes.values())), "output.weight" not in file.shapes
     kinds = {
         name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
@@ -125,8 +125,8 @@ def _write(
 
 
 def _shapes(config: ModelConfig, present: Container[str]) -> Shapes:
-    """An MTP block has a norm of its own, Mamba what llama.cpp cannot do without. present: tensors
-    that the file may lack, and has."""
+    """An MTP block has a norm of its own, Mamba the tensors that llama.cpp requires. present:
+    optional tensors of the file."""
     shapes = global_shapes(config, present)
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
@@ -142,9 +142,9 @@ def _n_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
 
 
 class _Pieces:
-    """A tensor that is made while it is written; what GGUFWriter asks of an array.
+    """A tensor generated while it is written, with the array attributes that GGUFWriter reads.
 
-    name: says which values it has. shape: numpy order. n_experts: of the model.
+    name: determines its values. shape: numpy order. n_experts: of the model.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class _Pieces:
     def tofile(self, file: BinaryIO) -> None:
         """Write one piece of the rows after the other."""
         if self._kind is GGMLQuantizationType.I32:
-            # neighbours, beginning anywhere: each token has different ones
+            # adjacent ones from a random start: different for each token
             first = self._rng.integers(self._n_experts, size=(self._shape[0], 1))
             ids = (first + np.arange(self._shape[1])) % self._n_experts
             file.write(ids.astype("<i4").tobytes())
@@ -185,10 +185,10 @@ def _vector(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.n
     if is_norm(name):
         return np.ones(shape, np.float32)
     if name.endswith("exp_probs_b.bias"):
-        # little compared with scores between 0 and 1
+        # small compared with scores between 0 and 1
         return rng.standard_normal(shape, dtype=np.float32) / 50
     if name.endswith("ssm_a"):
-        # decay per token at a gate of 0: from nearly none to most of the state
+        # decay per token at a gate of 0: from almost none to most of the state
         return -np.exp(rng.uniform(np.log(0.03), np.log(3.0), shape)).astype(np.float32)
     return rng.standard_normal(shape, dtype=np.float32)
 

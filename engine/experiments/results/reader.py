@@ -1,10 +1,9 @@
-"""Reading a results file, or the JSON that `tune --json` and `bench suite --json` print. Either
-may come from anyone: what is taken from it is checked, in words that name its place.
+"""Reader of a results file, or of the JSON printed by `tune --json` and `bench suite --json`. Both
+are untrusted: values are checked, and errors name their place.
 
-It may be one that is being written at this moment: rows are read as they are now. The SQLite file
-is opened so that reading it ends and stays small: nothing next to it is read but a journal, which
-SQLite only looks at here; no text is longer than 1 MiB; and what takes longer than some seconds is
-given up.
+The file may be written at the same time: rows are read as they are now. The SQLite file is opened
+with limits: of neighbouring files only a journal is read, which SQLite only looks at here; texts
+are limited to 1 MiB; and reading stops after some seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ JSON_VERSION = 1
 MEASURED, ESTIMATED = "measured", "estimated"
 _MOST_BYTES = 64 << 20
 CONFORM = "draftscope conform"
-"""Of a file that engine.conform.report reads."""
+"""Kind of a file for engine.conform.report."""
 _BEGIN = re.compile(rb'\s*\{\s*"kind"\s*:\s*"(%s)"' % "|".join((*KINDS, CONFORM)).encode())
 _WRITE_AGAIN = "Write it again with --json."
 _LONGEST = 200
@@ -120,14 +119,14 @@ Row = tuple[dict[str, Any], dict[str, float | None]]
 
 
 def kind_of_json(path: Path) -> str:
-    """What wrote such a file, empty for any other. Looks at the first bytes only."""
+    """The kind of a JSON file, empty if unknown. Reads the first bytes only."""
     found = _BEGIN.match(file_head(path, 256))
     return found[1].decode() if found else ""
 
 
 def read_results_json(path: Path) -> ExperimentResults:
-    """Read a file. Raises TraceFileError, in one sentence, for one that cannot be read, is
-    something else or has not what is needed."""
+    """Read a file. Raises TraceFileError, in one sentence, if it cannot be read, is something else
+    or incomplete."""
     data = _loaded(path)
     kind = KINDS[data["kind"]]
 
@@ -137,7 +136,7 @@ def read_results_json(path: Path) -> ExperimentResults:
     strictly(_TuneFile if kind == TUNE else _SuiteFile, data, wrong)
     model, environment = data["model"], data["environment"]
     found = tune_rows(data) if kind == TUNE else list(_suite_rows(data, wrong))
-    # settings named twice would be one row of a results file, and are one here
+    # duplicate settings would be one row of a results file
     rows = {key_of(settings): (settings, figures) for settings, figures in found}
     name = model.get("name")
     return results_of(
@@ -153,7 +152,7 @@ def read_results_json(path: Path) -> ExperimentResults:
 
 
 def title(kind: str, model: str) -> str:
-    """What results are called: their kind, and the model's name."""
+    """Title of results: their kind, and the model's name."""
     return f"{kind}: {model[:_LONGEST]}" if model else kind
 
 
@@ -245,14 +244,14 @@ _LEAST_ROWID = -(2**63)
 
 
 def find_results(path: Path) -> Path | None:
-    """The results file that a path means: the file itself, also as JSON, or the one in a folder;
-    None for any other path. Looks at the first bytes only."""
+    """The results file that a path refers to: the file itself, also JSON, or the one in a folder;
+    None for any other path. Reads the first bytes only."""
     file = results_file(path)
     return file if is_database(file) or kind_of_json(file) else None
 
 
 def is_database(path: Path) -> bool:
-    """Whether a path is a results file that rows can be added to. Looks at the first bytes only."""
+    """Whether a path is a results file that can be extended. Reads the first bytes only."""
     head = file_head(path, 72)
     return head[:15] == b"SQLite format 3" and head[68:72] == APPLICATION_ID.to_bytes(4)
 
@@ -260,8 +259,8 @@ def is_database(path: Path) -> bool:
 def read_results(path: Path) -> ExperimentResults:
     """Read results, from their folder, the file in it or JSON.
 
-    Raises TraceFileError, in one sentence, for a file that cannot be read, is something else or
-    holds what is not written there.
+    Raises TraceFileError, in one sentence, if it cannot be read, is something else or has invalid
+    contents.
     """
     file = results_file(Path(path))
     if file.suffix.lower() == ".json" or kind_of_json(file):
@@ -274,14 +273,14 @@ def read_results(path: Path) -> ExperimentResults:
 
 
 def check_tables(path: Path, opened: sqlite3.Connection) -> None:
-    """Raises TraceFileError unless the database is of this version and has our tables alone."""
+    """Raises TraceFileError unless the database has this version and exactly our tables."""
     (version,) = opened.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise TraceFileError(
             f"{path} has version {version}, this program reads {VERSION}.",
             "Open it with the version of Draftscope that wrote it.",
         )
-    # a name twice, or one more, is not ours either
+    # a duplicate name, or one more, is not ours either
     found = opened.execute(
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT ?", (len(TABLES) + 1,)
     ).fetchall()
@@ -317,8 +316,8 @@ def _read(path: Path, opened: sqlite3.Connection) -> ExperimentResults:
 def _rows(
     path: Path, opened: sqlite3.Connection, table: str, columns: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Each row's number (SQLite's rowid) and values, in the order of the file.
-    Raises TraceFileError that names the row for what cannot be read."""
+    """Each row's number (SQLite's rowid) and values, in file order. Raises TraceFileError naming
+    the first unreadable row."""
     ((n,),) = opened.execute(f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MOST_ROWS + 1})")
     if n > MOST_ROWS:
         raise TraceFileError(f"{path} has more than {MOST_ROWS:,} rows.", "Split the plan.")
@@ -335,7 +334,7 @@ def _rows(
 
 
 def _wrong_row(opened: sqlite3.Connection, table: str, select: str, last: int) -> int:
-    """Which row cannot be read: some versions of Python are a row ahead of what they give."""
+    """The unreadable row: some versions of Python are one row ahead."""
     near = opened.execute(
         f"SELECT rowid FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT 3", (last,)
     )
@@ -348,7 +347,7 @@ def _wrong_row(opened: sqlite3.Connection, table: str, select: str, last: int) -
 
 
 class _TextBudget:
-    """Counts text: more than the file has bytes is the same bytes again and again."""
+    """Limits the text read: more than the file's size would be repetition."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._left = path, path.stat().st_size
@@ -373,21 +372,21 @@ def _planned(value: Any) -> int:
 MOST_BYTES = 128 << 20
 LONGEST_TEXT = 1 << 20
 _MOST_S = 20.0
-"""Of processor time."""
+"""CPU seconds."""
 _LOCK_S = 3.0
 _LOOK_EVERY = 10_000
-"""Steps of SQLite's machine after which the time is looked at."""
+"""SQLite instructions between two checks of the time."""
 _VERSIONS = slice(18, 20)
-"""Where a file says whether it is written ahead to a log."""
+"""Header bytes that say whether the file uses a write-ahead log."""
 _AGAIN = "Measure again, or name another file."
 
 
 @contextmanager
 def opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file as it is at one moment, which begins with the first question.
+    """A consistent snapshot of the file, from the first query on.
 
-    Raises TraceFileError for one that is too large or too slow to read, locked, damaged, or has
-    files next to it that no writer leaves; also where reading it in the body does.
+    Raises TraceFileError if it is too large or too slow to read, locked, damaged, or has unexpected
+    files next to it; also if reading fails in the body.
     """
     try:
         _check_files(path)
@@ -409,15 +408,16 @@ def opened_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
 def _limit(opened: sqlite3.Connection) -> None:
     opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_TEXT)
     opened.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-    opened.text_factory = bytes.decode  # the error names no text then
-    end = thread_time() + _MOST_S  # a slow disk, or a machine that sleeps, is not its fault
+    opened.text_factory = bytes.decode  # the error then quotes no text
+    end = thread_time() + _MOST_S  # a slow disk, or a sleeping machine, is not its fault
     opened.set_progress_handler(lambda: thread_time() > end, _LOOK_EVERY)
     for pragma in ("trusted_schema = OFF", "query_only = ON", "cell_size_check = ON"):
         opened.execute(f"PRAGMA {pragma}")
 
 
 def _check_files(path: Path) -> None:
-    """Nothing that SQLite would open is anything but a file of a sensible size. Raises OSError."""
+    """Check that everything SQLite would open is a regular file of sensible size. Raises
+    OSError."""
     with opened_file(path, TraceFileError) as file:
         head = file.read(100) or b""
         if os.fstat(file.fileno()).st_size > MOST_BYTES:
@@ -437,7 +437,7 @@ def _check_files(path: Path) -> None:
 
 
 def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:
-    """What went wrong in SQLite, in words."""
+    """An SQLite error in words."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     said = shorten(str(error), 120)  # it may quote the file
     if code == sqlite3.SQLITE_INTERRUPT:

@@ -40,7 +40,7 @@ TRACES = "traces"
 APPLICATION_ID = 0x44535731  # "DSW1"
 VERSION = 1
 SUITE, SWEEP, TUNE = "suite", "sweep", "tune"
-"""What a file is of; earlier versions did not write it."""
+"""Kind of a file; earlier versions did not write it."""
 DONE, FAILED = "done", "failed"
 KEY = re.compile(r"[0-9a-f]{16}")
 
@@ -68,7 +68,7 @@ FIGURES: dict[str, str] = {
     "num_findings": "warnings and errors among the findings",
     "wall_s": "the run from its first round to its last, seconds",
 }
-"""Numbers of a finished job; null where a run has none. Names are those of a run's summary."""
+"""Figures of a finished job; null if not available. Names are those of a run's summary."""
 
 _FIGURE_COLUMNS = "".join(f", {name} REAL" for name in FIGURES)
 
@@ -85,17 +85,17 @@ TABLES = {
 
 
 def results_file(path: Path) -> Path:
-    """The file that a path means: itself, or the one in a folder."""
+    """The file that a path refers to: itself, or the one in a folder."""
     return path / RESULTS_FILE if path.is_dir() else path
 
 
 def trace_folder(results: Path, key: str) -> Path:
-    """Where the trace of a job is, next to its results file."""
+    """Trace folder of a job, next to its results file."""
     return results.parent / TRACES / key
 
 
 def not_ours(path: Path) -> TraceFileError:
-    """The file is something else."""
+    """An error for a file of another kind."""
     return TraceFileError(
         f"{path} is not a result file of `draftscope bench suite`, `sweep` or `tune`.",
         "Name the folder that --out named, or the results.sqlite in it.",
@@ -105,15 +105,15 @@ def not_ours(path: Path) -> TraceFileError:
 MOST_ROWS = 100_000
 TEXT_COLUMNS = ("key", "status", "error", "finished", "output")
 ROW_COLUMNS = (*TEXT_COLUMNS, "number", "settings", "has_trace", "machine", "model")
-"""What a row has before its figures. machine, model: numbers of descriptions, or None."""
+"""Columns before the figures. machine, model: numbers of descriptions, or None."""
 NUMBER_AT = ROW_COLUMNS.index("number")
 _MOST_PARTS = 1024
-"""Values of a setting that is a list."""
+"""Elements of a list setting."""
 
 
 def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
-    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are such as are
-    written; settings are checked by `checked_settings`. at: number of the row."""
+    """Raises TraceFileError unless the values of ROW_COLUMNS and FIGURES are valid; settings are
+    checked by `checked_settings`. at: number of the row."""
     for name, value in zip(TEXT_COLUMNS, row, strict=False):
         checked_text(path, name, value, at)
     if not KEY.fullmatch(row[0]):
@@ -134,7 +134,7 @@ def check_row(path: Path, at: int, row: Sequence[Any]) -> None:
 
 
 def is_figure(value: Any) -> bool:
-    """Whether a value can have been measured: a number, neither negative nor without end."""
+    """Whether a value is a possible figure: a finite non-negative number."""
     return is_real(value, LARGEST)
 
 
@@ -163,14 +163,14 @@ def json_object(path: Path, text: str, at: int = 0) -> dict[str, Any]:
 
 
 def checked_text(path: Path, name: str, value: Any, at: int = 0) -> str:
-    """A value that has to be text. at: its row, 0 for none. Raises TraceFileError for any other."""
+    """A text value. at: its row, 0 for none. Raises TraceFileError for other types."""
     if not isinstance(value, str):
         raise wrong(path, at, name, "is not text")
     return value
 
 
 def wrong(path: Path, at: int, name: str, what: str) -> TraceFileError:
-    """The error about a value. at: its row, 0 for none. name: of the column."""
+    """An error about a value. at: its row, 0 for none. name: of the column."""
     place = f"row {at}, {name}" if at else name
     return TraceFileError(f"{path}: {place} {what}.", "Measure again.")
 
@@ -204,7 +204,7 @@ class ExperimentResults:
 
     @property
     def title(self) -> str:
-        """What the results are of."""
+        """Title of the results."""
         return self.facts.get("title", "")
 
     @property
@@ -227,16 +227,16 @@ class ExperimentResults:
         return self._settings[row]
 
     def machine(self, row: int) -> dict[str, Any]:
-        """Hardware and versions that the job ran on; empty for one that failed before."""
+        """Hardware and versions of the job; empty for one that failed before."""
         return self._described(self._machines[row])
 
     def model(self, row: int) -> dict[str, Any]:
-        """The identity of the job's model (GgufFile.identity, perhaps with `draft`)."""
+        """The identity of the job's model (GgufFile.identity, possibly with `draft`)."""
         return self._described(self._models[row])
 
     def trace(self, row: int) -> Path | None:
-        """The folder of the job's trace, None where there is none (any more), and where a link
-        leads away from the folder of the results."""
+        """The job's trace folder, None if there is none (any more), or if a link leads out of the
+        results folder."""
         if not self._has_trace[row]:
             return None
         folder = trace_folder(self.path, self.columns["key"][row])

@@ -1,4 +1,4 @@
-"""Writing a results file: each finished job is one row, committed before the next."""
+"""Writer of a results file: each finished job is one row, committed before the next."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _ELSEWHERE = "Name another folder with --out, or free some space."
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What came of a job. error: empty unless it failed. figures: by name of FIGURES.
-    machine, model: JSON-able descriptions. output: a hash of the generated tokens. trace: files of
-    an exported trace by name, where they are not in their place already. has_trace: whether there
-    is a trace at all. unwritable: why a trace could not be written; then the job has to be run
-    again."""
+    """Result of a job. error: empty unless it failed. figures: by name of FIGURES. machine, model:
+    JSON-able descriptions. output: a hash of the generated tokens. trace: files of an exported
+    trace by name, if they are not in place already. has_trace: whether there is a trace.
+    unwritable: why a trace could not be written; then the job must be repeated."""
 
     error: str = ""
     figures: Mapping[str, float | None] = field(default_factory=dict)
@@ -49,26 +48,26 @@ class JobResult:
 
 
 class ResultsWriter:
-    """A results file, opened to go on with it; a context manager.
+    """A results file, opened for appending; a context manager.
 
-    There is one writer at a time; readers may read meanwhile.
+    One writer at a time; readers may read meanwhile.
     """
 
     def __init__(self, folder: Path, kind: str, title: str, planned: int, plan: str = "") -> None:
-        """Make the folder or open it. kind: SUITE, SWEEP or TUNE. planned: number of jobs.
-        plan: text that describes them.
+        """Create or open the folder. kind: SUITE, SWEEP or TUNE. planned: number of jobs. plan:
+        their description.
 
         Raises OptionError for a folder that cannot be written, that another process is writing or
-        that has results of another kind, TraceFileError for one that holds something else.
+        that has results of another kind, TraceFileError for one with other contents.
         """
         self.path = folder / RESULTS_FILE
         try:
-            # a link to a folder that is not there yet is followed too
+            # also follows a link to a folder that does not exist yet
             Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists() or self.path.stat().st_size == 0
             if not is_new and not is_database(self.path):
                 raise not_ours(self.path)
-            # held until this process ends, however it ends
+            # held until this process ends, in any way
             self._lock = sqlite3.connect(folder / _LOCK_FILE, isolation_level=None, timeout=0)
             self._open({"title": title, "plan": plan, "planned": str(planned), "kind": kind})
         except (OSError, sqlite3.DatabaseError) as error:
@@ -102,7 +101,7 @@ class ResultsWriter:
             raise
 
     def fact(self, name: str) -> str:
-        """A fact of the file, empty where it is not there."""
+        """A fact of the file, empty if missing."""
         found = self._file.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(found[0]) if found else ""
 
@@ -118,7 +117,7 @@ class ResultsWriter:
         return dict(self._file.execute("SELECT key, status FROM results"))
 
     def models(self) -> dict[str, list[dict[str, Any]]]:
-        """Identities of the models that rows are of, by the name that the plan has for each."""
+        """Model identities of the rows, by their names in the plan."""
         found: dict[str, list[dict[str, Any]]] = {}
         rows = self._file.execute(
             "SELECT DISTINCT json_extract(settings, '$.model'), text FROM results "
@@ -136,10 +135,10 @@ class ResultsWriter:
         result: JobResult,
         detail: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the row of a job, in place of an earlier one. key: 16 hexadecimal digits. number:
-        its place in the plan. detail: what it has beyond its figures.
+        """Write the row of a job, replacing an earlier one. key: 16 hexadecimal digits. number: its
+        place in the plan. detail: data in addition to its figures.
 
-        Raises OptionError where the disk does not take it.
+        Raises OptionError if that fails.
         """
         try:
             with self._file:
@@ -176,7 +175,7 @@ class ResultsWriter:
         return int(found.fetchone()[0])
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         for opened in (self._file, self._lock):
             opened.close()
 

@@ -1,1 +1,1 @@
-"""Many runs from one plan: jobs one after another or on a Ray cluster, results in one file."""
+"""Sweeps: many runs from one plan, in sequence or on a Ray cluster, with results in one file."""

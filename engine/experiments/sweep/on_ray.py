@@ -1,8 +1,8 @@
-"""Jobs on an existing Ray cluster: one at a time on each node.
+"""Sweep jobs on an existing Ray cluster, one at a time per node.
 
-Ray is an optional dependency and imported when a cluster is asked for. Every node needs the same
-version of Draftscope. A worker declares all processors of its node, and all GPUs unless the jobs
-run on the processor, so that a measurement shares the machine with nothing that Ray knows of.
+Ray is an optional dependency, imported on demand. Every node needs the same version of Draftscope.
+A worker reserves all processors of its node, and all GPUs unless the jobs run on the CPU, so that a
+measurement shares the machine with nothing that Ray knows of.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.experiments.sweep.sweep import TraceOf, own_folder, pack_trace
 
 _LOOK_S = 2.0
 _ATTEMPTS = 3
-"""How often a job is started that ends the process it runs in, or whose node goes away."""
+"""Attempts per job if it ends its process or its node disappears."""
 _CHUNK = 64 << 20
 
 

@@ -42,7 +42,7 @@ MOST_REPEATS = 1000
 _LONGEST_TEXT, _LONGEST_NAME = 1 << 20, 4096
 
 Check = Callable[[Any], str]
-"""Says what is wrong with a value, such as "is not text"; empty when nothing is."""
+"""Returns what is wrong with a value, such as "is not text"; empty if valid."""
 
 
 def _text(longest: int) -> Check:
@@ -88,7 +88,7 @@ JOB_KEYS: dict[str, tuple[str, Check, Any]] = {
     CHAT: ("wrap each text as a user's message", _flag, False),
     REPEAT: ("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
 }
-"""Keys that are not options of a run: what they are, their check, and what a job has without."""
+"""Keys that are not run options: description, check, and default."""
 
 OPTIONS: dict[str, PlacedOption] = {
     one.option.dest.replace("_", "-"): one for one in options_in(RunOptions)
@@ -105,7 +105,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def why_wrong(key: str, value: Any) -> str:
-    """What is wrong with a value of a known key; empty when nothing is."""
+    """What is wrong with a value of a known key; empty if valid."""
     if key in JOB_KEYS:
         return JOB_KEYS[key][1](value)
     one = OPTIONS[key]
@@ -119,9 +119,9 @@ def why_wrong(key: str, value: Any) -> str:
 
 
 def run_options(settings: Mapping[str, Any]) -> RunOptions:
-    """The options of a run from the settings of a job, each of which has been checked.
+    """Run options from a job's settings, each of which has been checked.
 
-    Raises OptionError for options that contradict each other.
+    Raises OptionError for conflicting options.
     """
     values = {
         one.path: _read(one, settings[key]) for key, one in OPTIONS.items() if key in settings
@@ -130,7 +130,7 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
 
 
 def _read(one: PlacedOption, value: Any) -> Any:
-    """The value as the dataclass takes it. Raises ValueError, saying what is wrong."""
+    """The value for the dataclass. Raises ValueError, saying what is wrong."""
     if one.option.repeats:
         words = value if isinstance(value, list) else [value]
         return tuple(_single(one, word) for word in words)
@@ -159,16 +159,16 @@ _REMEDY = "Correct the plan."
 
 
 Bundled = tuple[tuple[Path, Path], Mapping[str, Path]]
-"""What a plan may call by name: target and draft of "demo", and prompt files."""
+"""Names that a plan may use: target and draft of "demo", and prompt files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepJob:
-    """One run to be measured: a set of prompts decoded with one choice of settings.
+    """One run to be measured: a set of prompts decoded with given settings.
 
     number: its place in the plan, from 1. key: 16 hexadecimal digits, equal for jobs with equal
-    settings and prompts. settings: as the plan gives them, by key. draft: the file that
-    drafts, None unless a drafter has one. prompts: texts.
+    settings and prompts. settings: as in the plan, by key. draft: the drafter's file, if any.
+    prompts: texts.
     """
 
     number: int
@@ -180,7 +180,7 @@ class SweepJob:
     prompts: tuple[str, ...]
 
     def setting(self, key: str) -> Any:
-        """The value of a key that is not an option of a run, or its default."""
+        """The value of a key that is not a run option, or its default."""
         return self.settings.get(key, JOB_KEYS[key][2])
 
     @property
@@ -191,7 +191,7 @@ class SweepJob:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """jobs: each once, in the plan's order. n_equal: further jobs that equal one of them."""
+    """jobs: distinct, in the plan's order. n_equal: number of duplicates."""
 
     path: Path
     title: str
@@ -203,11 +203,11 @@ class SweepPlan:
 def read_plan(
     path: Path, bundled: Bundled, *, on_demo: bool = False, elsewhere: bool = False
 ) -> SweepPlan:
-    """The plan of a file. on_demo: jobs without a model take the demo models. elsewhere: model
-    files need not be on this machine.
+    """Read a plan. on_demo: jobs without a model use the demo models. elsewhere: model files need
+    not be on this machine.
 
     Raises OptionError naming file and line or key for anything that is not a plan, an unknown key,
-    a wrong value, options that contradict each other, and more than MOST_JOBS jobs.
+    a wrong value, conflicting options, and more than MOST_JOBS jobs.
     """
     text = user_text(path, _MOST_BYTES)
     try:
@@ -246,7 +246,7 @@ def read_plan(
 def _combinations(
     path: Path, table: Mapping[str, Any], common: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where in the plan a job is, and its settings."""
+    """Each job's place in the plan, and its settings."""
     parts = list(_parts(path, table))
     n = 0
     for place, part in parts:
@@ -266,7 +266,7 @@ def _combinations(
 
 
 def _parts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Grids and jobs in the order in which the plan begins with them, and where each is."""
+    """Grids and jobs in their order in the plan, with their places."""
     for name, found in table.items():
         if name in ("grid", "jobs"):
             for i, part in enumerate(found if isinstance(found, list) else [found], 1):
@@ -280,7 +280,7 @@ def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
 
 
 def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> None:
-    """Every key known, every value right. lists: of values, as the axes of a grid."""
+    """Check all keys and values. lists: of values, as the axes of a grid."""
     for key, value in table.items():
         if key not in KEYS:
             near = key.lower().replace("_", "-")
@@ -308,7 +308,7 @@ def _shown(value: Any) -> str:
 
 
 class _JobMaker:
-    """Makes jobs of settings; files are looked at once."""
+    """Makes jobs from settings; each file is read once."""
 
     def __init__(self, path: Path, bundled: Bundled, on_demo: bool, elsewhere: bool) -> None:
         self._path, (self._models_of_demo, self._sets) = path, bundled
@@ -374,7 +374,7 @@ class _JobMaker:
     def _check_is_file(self, place: str, key: str, path: Path) -> None:
         try:
             is_there = path.is_file()
-        except OSError:  # a name that the system does not even look for
+        except OSError:  # a name that the system rejects
             is_there = False
         if not is_there:
             what = f"names {shorten(str(path), 200)}, which is not a file"
@@ -398,7 +398,7 @@ class _JobMaker:
 
 
 def _beside(plan: Path, name: str) -> Path:
-    """A file that a plan names, from the plan's folder on."""
+    """A file named in a plan, relative to the plan's folder."""
     try:
         named = Path(name).expanduser()
     except RuntimeError:  # the home of an unknown user

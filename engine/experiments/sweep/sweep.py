@@ -1,8 +1,8 @@
-"""A sweep from plan to results: what is left to do is done, each result written as it comes.
+"""Sweeps from plan to results: pending jobs are run, each result written at once.
 
-Jobs run one after another in a process of their own, so that one that ends it (a kernel that
-crashes, memory that is not there) costs its own result and nothing else. Exported traces go from
-one machine to another as the bytes of their files. The report is on the results of a sweep.
+Jobs run one after another in a separate process, so that one that crashes it costs only its own
+result. Exported traces travel between machines as the bytes of their files. The report covers the
+results of a sweep.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ TraceOf = Callable[[SweepJob], Path | None]
 
 
 Executor = Callable[[Sequence[SweepJob], TraceOf], Results]
-"""Runs jobs somewhere; gives each with its result, in any order. Closing the generator ends what
-is under way."""
+"""Runs jobs somewhere; yields each with its result, in any order. Closing the generator cancels the
+rest."""
 
 
 class Sweep:
-    """A plan and the folder of its results, ready to go on. A context manager: within it no other
-    sweep writes to the folder."""
+    """A plan and its results folder, ready to resume. A context manager: within it no other sweep
+    writes to the folder."""
 
     def __init__(
         self, plan: SweepPlan, folder: Path, *, traces: bool = True, retry_failed: bool = False
     ) -> None:
         """Raises OptionError for a folder that cannot be written or a model file that has changed
-        since the first results, TraceFileError for a folder that holds something else."""
+        since the first results, TraceFileError for a folder with other contents."""
         self._writer = ResultsWriter(folder, SWEEP, plan.title, len(plan.jobs), plan.text)
         self.path = self._writer.path
         self._traces = traces
@@ -89,15 +89,14 @@ class Sweep:
 
     @property
     def n_done(self) -> int:
-        """Jobs of the plan that have a row."""
+        """Jobs of the plan with a row."""
         return self.total - len(self.pending)
 
     def run(self, execute: Executor) -> Iterator[tuple[SweepJob, JobResult, float | None]]:
-        """Run what is pending; the row of a job is written before it is given here, with the
-        expected time left, seconds, from the mean of what was done since the start; None when
-        nothing is left.
+        """Run pending jobs; the row of a job is written before it is yielded, with the expected
+        time left, seconds, from the mean so far; None if nothing is left.
 
-        Raises OptionError where the disk does not take a row or a trace: the job stays pending.
+        Raises OptionError if a row or trace cannot be written: the job stays pending.
         """
         began, at_start, pending = monotonic(), self.n_done, list(self.pending)
         with closing(execute(pending, self._trace_of)) as results:
@@ -115,18 +114,18 @@ class Sweep:
         return trace_folder(self.path, job.key) if self._traces else None
 
     def _with_trace(self, job: SweepJob, result: JobResult) -> JobResult:
-        """The result, once its trace is in its place."""
+        """The result, once its trace is in place."""
         folder = self._trace_of(job)
         if result.trace and folder is not None:
             unpack_trace(result.trace, folder)
         return result
 
     def _check_models(self) -> None:
-        """Results of one sweep are of one file for each name."""
+        """Check that each name still refers to the same model file."""
         known = self._writer.models()
         for job in self.pending:
             for identity in known.pop(str(job.settings[MODEL]), []):
-                with suppress(ModelFileError):  # the result of the job will say so
+                with suppress(ModelFileError):  # reported by the job's result
                     if job.model.is_file() and not _same_model(job.model, identity):
                         raise OptionError(
                             f"{job.model.name} has changed since the first results in "
@@ -142,7 +141,7 @@ class Sweep:
 
 
 def _same_model(path: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether a file is the one of earlier results, which may lie elsewhere."""
+    """Whether a file equals that of earlier results, which may be elsewhere."""
     with GgufFile.open(path) as file:
         found = file.identity()
     content = found["content"], identity.get("content")
@@ -155,7 +154,7 @@ _LOOK_S = 1.0
 
 
 def sweep_worker() -> SweepWorker:
-    """A worker that runs jobs for real; torch is imported here."""
+    """A worker for real jobs; torch is imported here."""
     from engine.experiments.sweep.worker import SweepWorker
 
     return SweepWorker()
@@ -166,7 +165,7 @@ def one_by_one(
     trace_of: Callable[[SweepJob], Path | None],
     make_worker: Callable[[], SweepWorker] = sweep_worker,
 ) -> Generator[tuple[SweepJob, JobResult], None, None]:
-    """Run jobs in order and give each with its result. trace_of: the folder for a job's trace.
+    """Run jobs in order and yield each with its result. trace_of: the folder for a job's trace.
 
     The process is killed when the generator is closed, and ends by itself soon after this one.
     """
@@ -213,14 +212,14 @@ class _WorkerProcess:
         return f"The process that ran the job ended with {name}. See whether memory is enough."
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it at once."""
         self._process.kill()
         self._process.join()
         self._ours.close()
 
 
 def _serve(connection: Connection, make_worker: Callable[[], SweepWorker], parent: int) -> None:
-    """The process: runs what it is sent until nothing more is sent."""
+    """Main function of the process: runs jobs until there are no more."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the sweep decides
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -247,7 +246,7 @@ def pack_trace(folder: Path) -> dict[str, bytes]:
 
 
 def unpack_trace(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write the files into a folder, in place of an earlier trace. Raises OptionError."""
+    """Write the files into a folder, replacing an earlier trace. Raises OptionError."""
     try:
         with replacing(folder, check_target, lambda _: set(files)) as stage:
             for name, content in files.items():
@@ -258,9 +257,9 @@ def unpack_trace(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def own_folder() -> Path:
-    """A new folder of this process for files that are needed for a while.
+    """A new temporary folder of this process.
 
-    What processes left that are gone is removed: a worker may be killed at any moment.
+    Folders of dead processes are removed, because workers may be killed at any moment.
     """
     places = Path(tempfile.gettempdir())
     for left in places.glob(f"{_FOLDER}*-*"):
@@ -277,7 +276,7 @@ _BEST = 10
 
 
 def sweep_report(results: ExperimentResults, command: Sequence[str] = ()) -> Report:
-    """Tables and plots over the settings that vary, and what all jobs have in common."""
+    """Tables and plots over the varied settings, and what all jobs have in common."""
     heads, rows = result_table(results)
     speeds = results.columns[_SPEED]
     order = [i for i in np.argsort(-speeds, kind="stable").tolist() if speeds[i] == speeds[i]]
@@ -303,7 +302,7 @@ def sweep_report(results: ExperimentResults, command: Sequence[str] = ()) -> Rep
 
 
 def _plots(results: ExperimentResults) -> Iterator[Part]:
-    """Each setting that varies, at its best; two that vary against each other."""
+    """Each varied setting at its best; two of them against each other."""
     values = {axis: _values(results, axis) for axis in results.axes}
     few = {axis: found for axis, found in values.items() if 1 < len(found) <= _MOST_VALUES}
     for axis, found in few.items():

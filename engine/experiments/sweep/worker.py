@@ -1,4 +1,4 @@
-"""Runs jobs in the process that it is made in, keeping the loaded models for the next job."""
+"""Sweep worker: runs jobs in its own process, keeping loaded models for the next job."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _CONTENT_S = 1.0
 
 
 class SweepWorker:
-    """Jobs one after another; whatever goes wrong in one is its result."""
+    """Runs jobs one after another; errors become results."""
 
     def __init__(self) -> None:
         self._session: Session | None = None
         self._loaded: tuple[Any, ...] = ()
 
     def run(self, job: SweepJob, trace: Path | None, files: Sequence[Path] = ()) -> JobResult:
-        """Measure a job. trace: a folder for its trace. files: where the model files are, in place
-        of job.files."""
+        """Measure a job. trace: a folder for its trace. files: local paths of the model files,
+        replacing job.files."""
         target, *drafts = files or job.files
         try:
             return self._measure(job, trace, target, drafts[0] if drafts else None)
@@ -84,17 +84,17 @@ class SweepWorker:
         )
 
     def _open(self, job: SweepJob, target: Path, draft: Path | None) -> Session:
-        """The models of a job; those of the last one where they serve as well."""
+        """The models of a job, reusing the previous ones if possible."""
         device = resolve_device(job.setting(DEVICE))
         wanted = (target, job.setting(COMPUTE), device)
         if draft is not None and not _is_used(draft, job.options.spec.types):
             draft = None
         serves = self._loaded[:3] == wanted and draft in (None, self._loaded[3])
         if draft is None and self._session and DRAFT_MTP in self._session.drafts:
-            serves = False  # the model's own MTP block is asked for
+            serves = False  # the model's own MTP block is requested
         if self._session and serves and not self._session.files.changed:
             return self._session
-        self._session, self._loaded = None, ()  # memory for the next one
+        self._session, self._loaded = None, ()  # free memory for the next one
         self._session = Session.open(
             target, draft, compute=job.setting(COMPUTE), device=str(device)
         )
@@ -104,7 +104,7 @@ class SweepWorker:
 
 
 def _is_used(draft: Path, types: Sequence[str]) -> bool:
-    """Whether any of these drafters uses a file; draft-mtp has a use for one with an MTP block."""
+    """Whether any of these drafters uses a file; draft-mtp can use one with an MTP block."""
     if any(DRAFTERS[name].has_file for name in types):
         return True
     with GgufFile.open(draft) as file:
@@ -114,7 +114,7 @@ def _is_used(draft: Path, types: Sequence[str]) -> bool:
 def _timed(
     session: Session, prompts: Sequence[Prompt], options: RunOptions
 ) -> tuple[Run, dict[str, Any]]:
-    """A finished run and its figures; None is not known."""
+    """A finished run and its figures; None = unknown."""
     run, found = measured(session, prompts, options)
     known = {
         **found,

@@ -1,1 +1,2 @@
-"""Which drafter, how long a draft, and whether at all: recorded once, simulated, confirmed."""
+"""Tuning: whether to speculate, with which drafter and draft length; recorded once, simulated,
+confirmed."""

@@ -1,8 +1,8 @@
-"""What the measurements say: which setting, what it takes to pay, where drafts are right.
+"""Advice from measurements: which setting to use, its break-even point, and where drafts are right.
 
-A setting is also said as the flags of other engines, and what of it they have no setting for.
-llama.cpp's names are those of its server; vLLM's and SGLang's those of their documentation pages on
-speculative decoding. A drafter that an engine lacks has no flags there.
+A setting is also given as flags of other engines, with a note on missing equivalents. llama.cpp's
+names are those of its server; vLLM's and SGLang's those of their documentation on speculative
+decoding. Drafters that an engine lacks have no flags.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from engine.model.info import ModelInfo
 from engine.options import RunOptions
 
 _AS_GOOD = 0.005
-"""A simpler setting that loses no more than this share of the speed is preferred."""
+"""A simpler setting that loses at most this share of the speed is preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A drafter under a rule. setting: of the rule. acceptance: NaN where nothing is drafted.
-    runs_here: whether this engine has the rule."""
+    """A drafter under a rule. setting: of the rule. acceptance: NaN without drafts. runs_here:
+    whether this engine has the rule."""
 
     drafter: str
     rule: str
@@ -46,14 +46,14 @@ class Estimate:
 
     @property
     def draft(self) -> DraftSetting:
-        """As a user would set it, under the fixed rule."""
+        """The equivalent user setting under the fixed rule."""
         return DraftSetting(
             self.drafter, int(self.setting["n_max"]), float(self.setting.get("p_min", 0.0))
         )
 
 
 def estimates(recordings: Sequence[TuneRecording]) -> list[Estimate]:
-    """Every setting of every rule for every drafter that drafted anything and was timed."""
+    """Every setting of every rule for every drafter with drafts and times."""
     found: list[Estimate] = []
     for one in recordings:
         if one.costs is None or not one.rounds.n_drafts:
@@ -65,7 +65,7 @@ def estimates(recordings: Sequence[TuneRecording]) -> list[Estimate]:
 
 def _of_rule(one: TuneRecording, rule: AdaptRule) -> Iterable[Estimate]:
     settings = rule.settings(one.rounds.n_max)
-    # what chance accepts, no confidence tells
+    # confidence does not predict random acceptance
     has_floors = has_floor(one.drafter) and not one.rounds.is_independent
     if not (has_floors and one.rounds.has_confidence):
         settings = [setting for setting in settings if not setting.get("p_min")]
@@ -77,7 +77,7 @@ def _of_rule(one: TuneRecording, rule: AdaptRule) -> Iterable[Estimate]:
 
 
 def best_of_rules(found: Sequence[Estimate]) -> list[Estimate]:
-    """The fastest of each drafter and rule, the fastest first."""
+    """The fastest of each drafter and rule, fastest first."""
     best: dict[tuple[str, str], Estimate] = {}
     for one in sorted(found, key=lambda one: -one.tokens_per_second):
         best.setdefault((one.drafter, one.rule), one)
@@ -85,9 +85,9 @@ def best_of_rules(found: Sequence[Estimate]) -> list[Estimate]:
 
 
 def to_confirm(found: Sequence[Estimate], n: int = 3) -> list[Estimate]:
-    """The best settings that this engine can run: of each drafter and length the lowest floor that
-    is as good as its best. One of them is of another drafter than the rest where there is one: an
-    estimate may favour a drafter as such."""
+    """The best settings that this engine can run: for each drafter and length the lowest floor that
+    is as good as its best. One of them is of another drafter if there is one, because estimates may
+    favour a drafter."""
     best: dict[tuple[str, int], list[Estimate]] = {}
     for one in found:
         if one.runs_here and one.rule == FIXED.name:
@@ -113,8 +113,8 @@ def outcome(recording: TuneRecording, setting: DraftSetting) -> Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """chosen: the name of the configuration to use, PLAIN where none is shown to be faster.
-    against_plain, against_others: of the fastest that was measured."""
+    """chosen: the configuration to use, PLAIN if none is shown to be faster. against_plain,
+    against_others: of the fastest measured one."""
 
     chosen: str
     fastest: str
@@ -123,7 +123,7 @@ class Verdict:
 
     @property
     def lines(self) -> list[str]:
-        """In sentences."""
+        """As sentences."""
         found = [one.words for one in (self.against_plain, *self.against_others) if one]
         if self.chosen == PLAIN:
             found.append("nothing was shown to be faster than plain decoding: leave drafting off")
@@ -131,9 +131,9 @@ class Verdict:
 
 
 def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
-    """confirmed: the plain one and others; one that was measured in more pairs was the fastest."""
+    """confirmed: the plain one and others; the fastest has most pairs."""
     plain = next(one for one in confirmed if one.name == PLAIN)
-    # by pairs: what a text or a busy machine does to all of them makes none of them faster
+    # by pairs, because effects of text or load apply to all of them
     others = sorted(
         (one for one in confirmed if one is not plain),
         key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
@@ -152,8 +152,8 @@ def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
 
 
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
-    """For each place of a draft: how often the token there was right where all before it were
-    (conditional), how often everything up to it was (survival), and drafts judged there (n)."""
+    """For each draft place: how often the token was right given correct predecessors (conditional),
+    how often everything up to it was right (survival), and drafts judged there (n)."""
     found = survival_of(recording.rounds)
     rates = found.conditional
     rows = zip(rates.tolist(), np.cumprod(rates).tolist(), found.judged.tolist(), strict=True)
@@ -186,8 +186,8 @@ def by_category(
 
 
 def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
-    """Bytes for each slot to undo rejected tokens: snapshots of recurrent states, and a checkpoint
-    where drafts may be longer than the snapshots reach."""
+    """Bytes per slot to undo rejected tokens: snapshots of recurrent states, and a checkpoint if
+    drafts may exceed the snapshots."""
     sizes = memory_sizes(info, 1, options.snapshots, 1, options.rollback)
     checkpoint = sizes["checkpoint"]
     if options.spec.longest > options.snapshots:
@@ -196,8 +196,8 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
 
 
 def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
-    """Of the simulated settings that this engine has, those that no other is faster than for as
-    little memory; the memory for some numbers of slots."""
+    """Pareto-optimal simulated settings of this engine, by speed and memory; memory for some
+    numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
         for one in found
@@ -247,15 +247,15 @@ _DRAFTS_WITH_FILE = ("draft-simple", "draft-eagle3", "draft-dflash", "draft-dspa
 
 
 EngineFlags = tuple[str, str, tuple[str, ...]]
-"""An engine, flags to be added to its command, empty where it cannot do it, and what of the setting
-it has no flag for, in words."""
+"""An engine, flags for its command, empty if it cannot do it, and the parts of the setting without
+a flag, in words."""
 
 
 def engine_flags(
     setting: DraftSetting | None, files: Mapping[str, str] | None = None
 ) -> list[EngineFlags]:
-    """The flags for each engine. setting: None = plain decoding. files: names of the files that
-    draft, by drafter; for one without a name the command has it already."""
+    """The flags for each engine. setting: None = plain decoding. files: names of drafter files;
+    drafters without one are in the command already."""
     if setting is None:
         return [
             ("llama-server", "--spec-type none", ()),

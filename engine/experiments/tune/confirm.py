@@ -1,13 +1,13 @@
-"""Real runs of a few settings next to plain decoding, in alternation.
+"""Confirmation of settings by real runs, alternating with plain decoding.
 
-In a round of measurements every configuration decodes all prompts, one after another in one slot,
-and which one is first changes from round to round, so what else the machine does hits them alike. A
-round gives one speed for each configuration; two configurations are compared round by round with a
-sign test, which assumes nothing about how times are distributed. Before its first run that counts,
-each configuration has one that does not: that records passes, which later ones find recorded.
+In each round every configuration decodes all prompts, one after another in one slot, and the order
+changes from round to round, so that load of the machine affects them alike. A round gives one speed
+per configuration; two configurations are compared by round with a sign test, which assumes no
+distribution of times. Before its first counted run each configuration has an uncounted one, which
+records passes for later ones.
 
-Threads, rollback policy and batch split, of which a recording says nothing, are searched for by
-real runs too.
+Threads, rollback policy and batch split, which a recording does not cover, are also searched for by
+real runs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from engine.session import Session
 from engine.threads import temporary_threads
 
 SIGNIFICANT = 0.05
-"""A probability below this shows a difference; six rounds all of one sign have 0.031."""
+"""Significance level; six rounds of equal sign have p = 0.031."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """One configuration. speeds: tokens per second, one for each round. same: prompts whose tokens
-    are plain decoding's. runs: one for each round."""
+    """One configuration. speeds: tokens per second, one per round. same: prompts whose tokens equal
+    plain decoding's. runs: one per round."""
 
     name: str
     speeds: tuple[float, ...]
@@ -44,14 +44,14 @@ class Confirmed:
 
     @property
     def median(self) -> float:
-        """Of the speeds."""
+        """Median speed."""
         return statistics.median(self.speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedComparison:
-    """a against b, round by round. wins: rounds in which a was faster. p: two-sided. ratio: the
-    median of a's speed over b's."""
+    """a against b, by round. wins: rounds in which a was faster. p: two-sided. ratio: median of a's
+    speed over b's."""
 
     a: str
     b: str
@@ -62,7 +62,7 @@ class SpeedComparison:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a difference that is not put down to chance."""
+        """Whether the difference is significant."""
         return self.p < SIGNIFICANT
 
     @property

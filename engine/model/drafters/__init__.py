@@ -1,1 +1,1 @@
-"""Drafters that read rows inside their target: their files and their mathematics."""
+"""Drafters that read rows inside their target: files and maths."""

@@ -1,9 +1,9 @@
-"""What every drafter file has in common that goes with a target, its figures, and which drafter a
-file is for; the sizes of an EAGLE-3 drafter (Li et al. 2025, arXiv 2503.01840). No torch.
+"""Configuration of drafter files: what they share, their figures, and which drafter a file is for;
+the sizes of an EAGLE-3 drafter (Li et al. 2025, arXiv 2503.01840). Does not import torch.
 
 Such a file holds a drafter alone: it reads rows of the target (engine.model.layers.TargetRows) and
-may share the target's embedding and head. What it is decides its architecture (KINDS). Sizes are
-read and checked before anything is allocated.
+may share the target's embedding and head. The architecture defines its kind (KINDS). Sizes are read
+and checked before anything is allocated.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Eagle3Config:
 
     drafter: ClassVar[str] = "draft-eagle3"
     reads_behind_norm: ClassVar[bool] = True
-    """As the reference reads it."""
+    """As in the reference implementation."""
     unused: ClassVar[tuple[str, ...]] = ()
     ties_head: ClassVar[bool] = False
-    """The target's head serves."""
+    """Uses the target's head."""
 
     @property
     def n_kept(self) -> int:
-        """A feature row, fused."""
+        """Length of a fused feature row."""
         return self.n_embd
 
     def cells(self) -> dict[int, CellSize]:
@@ -140,7 +140,7 @@ DrafterConfig = DFlashConfig | Eagle3Config
 
 
 def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
-    """Raise UnsupportedModelError where the model of `config` cannot hand these rows to `who`."""
+    """Raise UnsupportedModelError if the model of `config` cannot supply these rows to `who`."""
     if not config.trunk.tapped:
         raise UnsupportedModelError(
             f"{who} reads the row that enters a layer, and in {config.name} ({config.architecture})"
@@ -158,7 +158,7 @@ def check_taps(config: ModelConfig, layers: Sequence[int], who: str) -> None:
 
 
 def n_drafted(file: GgufFile, n_vocab: int) -> int:
-    """Ids that the drafter in `file` can draft, of n_vocab. Raises ModelFileError."""
+    """Number of ids that the drafter in `file` can draft, of n_vocab. Raises ModelFileError."""
     info = file.tensors.get(D2T)
     if info is None:
         return n_vocab
@@ -172,9 +172,9 @@ def n_drafted(file: GgufFile, n_vocab: int) -> int:
 
 
 def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) -> Shapes:
-    """Hold a drafter to its target and to its own tensors; their shapes. No data is read.
+    """Check a drafter against its target and its own tensors; returns their shapes. Reads no data.
 
-    Raises UnsupportedModelError for a drafter of another target or a tensor without a place,
+    Raises UnsupportedModelError for a drafter of another target or an unexpected tensor,
     ModelFileError for a missing or misshaped one.
     """
     name, tensors = file.path.name, file.tensors
@@ -257,10 +257,9 @@ def describe_mtp_file(file: GgufFile, device: str = "cpu") -> DrafterInfo:
 class DrafterInfo:
     """A drafter as described by its file; sizes in bytes.
 
-    loaded_bytes: its own weights in memory by compute mode. cell_bytes: of what it keeps of every
-    token. taps: as DrafterConfig has them; none for an MTP block, which reads the row after the
-    final norm. draft_head_bytes: as ModelInfo has them. unused: how names of tensors in the file
-    begin that it drafts without.
+    loaded_bytes: its own weights in memory by compute mode. cell_bytes: what it keeps per token.
+    taps: see DrafterConfig; none for an MTP block, which reads the row after the final norm.
+    draft_head_bytes: see ModelInfo. unused: name prefixes of tensors that it does not use.
     """
 
     drafter: str
@@ -275,28 +274,28 @@ class DrafterInfo:
     unused: tuple[str, ...] = ()
 
     def n_bytes(self, n_seqs: int, n_ctx: int, compute: str) -> int:
-        """What it takes for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty
-        for their size in the file."""
+        """Memory for n_seqs sequences of n_ctx cells. compute: mode of the weights, empty for their
+        size in the file."""
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
         weights += self.draft_head_bytes if compute == "q8" else 0
         return weights + n_seqs * n_ctx * self.cell_bytes
 
 
 DRAFT_SIMPLE = "draft-simple"
-"""The drafter that uses a model which can be run by itself."""
+"""The drafter that uses a standalone model."""
 
 
 KINDS: dict[str, Callable[[GgufFile], DrafterConfig]] = {
     "eagle3": read_eagle3,
     "dflash": read_dflash,
 }
-"""By architecture what reads a configuration from a file, raising as
-engine.model.families.read_config does."""
+"""By architecture the function that reads its configuration, raising like
+engine.model.families.read_config."""
 
 
 def drafter_of(file: GgufFile) -> str:
-    """Name of the drafter that the model in `file` is for. Raises UnsupportedModelError, and what
-    reading its configuration raises."""
+    """Name of the drafter for the model in `file`. Raises UnsupportedModelError, and what reading
+    its configuration raises."""
     arch = file.architecture
     if arch in KINDS:
         return KINDS[arch](file).drafter

@@ -1,8 +1,8 @@
-"""The DFlash family: its trunk, DFlash2's selector and DSpark's Markov head. Context rows are put
-into memory, and a block is drafted in one pass.
+"""The DFlash family: its trunk, DFlash2's selector and DSpark's Markov head. Context rows are
+stored in memory, and a block is drafted in one pass.
 
-A block is the last chosen token and mask tokens after it. Its rows see the whole context and each
-other; each gives logits of the token at its place.
+A block is the last chosen token followed by mask tokens. Its rows attend to the whole context and
+to each other; each gives logits of the token at its place.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ row all predecessors are the last chosen token."""
 
 
 class Selector:
-    """Scores of neighbours. ids: as in MarkovHead."""
+    """Scores of neighbouring tokens. ids: as in MarkovHead."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
         assert config.selector is not None
@@ -55,14 +55,14 @@ class Selector:
 
     @inference_mode
     def base(self, logits: Tensor) -> Tensor:
-        """The head's logits, scaled and perhaps capped, which leaves their order as it is."""
+        """The head's logits, scaled and optionally capped, in unchanged order."""
         base = logits * self._scale
         return self._cap * torch.tanh(base / self._cap) if self._cap else base
 
     @inference_mode
     def lattice(self, logits: Tensor, hidden: Tensor, last: Tensor, *, invariant: bool) -> Lattice:
         """logits: f32 [B, m, n_drafted], the head's; hidden: f32 [B, m, n_embd]; last: int64 [B],
-        the chosen tokens that the blocks begin with."""
+        the chosen tokens that the blocks start with."""
         n_best = min(self._top_k, logits.shape[-1])
         values, ids = top_k(logits[:, 1:], n_best)
         if self._ids is not None:
@@ -71,7 +71,7 @@ class Selector:
         first = last[:, None, None].expand(-1, 1, n_best)
         before = torch.cat((first, ids[:, :-1]), 1)
         known = self._rows(self._predecessor, before) * gate.unsqueeze(2)
-        # not a product of matrices, whose bits would depend on how many blocks there are
+        # not a matrix product, whose bits would depend on the number of blocks
         pairs = known.unsqueeze(3) * self._rows(self._successor, ids).unsqueeze(2)
         return ids, self.base(values).unsqueeze(2) + pairs.sum(-1)
 
@@ -82,8 +82,8 @@ class Selector:
 
 
 class MarkovHead:
-    """The chain over a block, from its row `first` on. ids: int64 [n_drafted], the target's id of
-    every row of the head; None where they are the same."""
+    """The chain over a block, from row `first` on. ids: int64 [n_drafted], the target id of every
+    row of the head; None if they are equal."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, ids: Tensor | None) -> None:
         self.first = 0 if config.anchor else 1
@@ -124,11 +124,11 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class BlockOutput(NamedTuple):
-    """What one pass gives for blocks of m rows.
+    """Result of one pass for blocks of m rows.
 
     hidden: f32 [B, m, n_embd], after the final norm. logits: f32 [B, m, n_drafted], of the ids that
-    can be drafted, with a Markov head's part where there is one. confidence: f32 [B, m], before the
-    sigmoid; [B, 0] without a head for it.
+    can be drafted, including a Markov head's bias. confidence: f32 [B, m], before the sigmoid; [B,
+    0] without a head for it.
     """
 
     hidden: Tensor
@@ -137,7 +137,8 @@ class BlockOutput(NamedTuple):
 
 
 class DynamicConv:
-    """The two convolutions around a sublayer (DFlash2); both take their weights from its input."""
+    """The two convolutions around a sublayer (DFlash2); both derive their weights from its
+    input."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, name: str) -> None:
         assert config.conv is not None
@@ -153,8 +154,8 @@ class DynamicConv:
 
 
 class DFlashBlock:
-    """One layer: a Qwen3 block, with DFlash2's convolutions and Gemma's norms of what is added and
-    factor of the result where the file has them."""
+    """One layer: a Qwen3 block, with DFlash2's convolutions and Gemma's output norms and scale if
+    the file has them."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         self.attention = BlockAttention(weights, config, layer)
@@ -184,13 +185,13 @@ class DFlashBlock:
 
 
 class DrafterLayers:
-    """The layers of a drafter: each block takes what the one before it gives."""
+    """The layers of a drafter, in sequence."""
 
     def __init__(self, blocks: list[DFlashBlock]) -> None:
         self._blocks = blocks
 
     def inject(self, context: Tensor, around: RopeAndMemory) -> None:
-        """Leave context rows [B, T, n_embd] in the memory of every layer."""
+        """Store context rows [B, T, n_embd] in the memory of every layer."""
         for block in self._blocks:
             block.attention.inject(context, around)
 
@@ -202,7 +203,7 @@ class DrafterLayers:
 
 
 class Streams:
-    """The same: DeepSeek-V4's, from whose streams gates read the last row."""
+    """The layers of DeepSeek-V4, whose streams are combined by gates at the end."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, of_block: Callable[[int], Weights]
@@ -229,12 +230,12 @@ class Streams:
 
 
 class DFlash:
-    """The trunk, and what may follow it: `selector` (DFlash2), `markov` (DSpark).
+    """The trunk, and optionally `selector` (DFlash2) or `markov` (DSpark).
 
-    weights_of: the tensors whose names begin with a prefix. embedding: the drafter's own or the
-    target's, as is the head, which gives logits of the ids that can be drafted. ids: int64
-    [n_drafted], which these are in the target's vocabulary; None for all. Raises
-    UnsupportedModelError for a mask token outside the vocabulary.
+    weights_of: weights under a name prefix. embedding: the drafter's own or the target's, like the
+    head, whose logits are of the ids that can be drafted. ids: int64 [n_drafted], their ids in the
+    target's vocabulary; None for all. Raises UnsupportedModelError for a mask token outside the
+    vocabulary.
     """
 
     def __init__(
@@ -276,17 +277,18 @@ class DFlash:
             self._factors = factors.to(self.device)
 
     def fused(self, rows: Tensor, *, invariant: bool = False) -> Tensor:
-        """The target's rows side by side f32 [..., n_taps * n_embd] as context [..., n_embd]."""
+        """Fuse the target's rows, concatenated f32 [..., n_taps * n_embd], to context [...,
+        n_embd]."""
         return rms_norm(self._fuse(rows, invariant=invariant), self._context_norm, self.config.eps)
 
     def logits(self, hidden: Tensor, *, invariant: bool = False) -> Tensor:
-        """What the head makes of hidden rows f32 [..., n_embd]: [..., n_drafted], before a Markov
+        """The head's logits of hidden rows f32 [..., n_embd]: [..., n_drafted], before a Markov
         head or a selector."""
         return self._head(hidden, invariant=invariant)
 
     @inference_mode
     def inject(self, ubatch: UBatch, rows: Tensor, memory: ModelMemory) -> None:
-        """Leave the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
+        """Store the tokens of `ubatch` in memory. rows: [n_seqs, n_seq_tokens, …] for `fused`."""
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._inject, memory)
@@ -295,7 +297,7 @@ class DFlash:
 
     @inference_mode
     def block(self, ubatch: UBatch, memory: ModelMemory) -> BlockOutput:
-        """Run the blocks of `ubatch`, a row of it each; they stay in memory until removed."""
+        """Run the blocks of `ubatch`, one per row; they stay in memory until removed."""
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)
         compute = partial(self._block, memory)
@@ -319,7 +321,7 @@ class DFlash:
         logits = self.logits(hidden, invariant=around.invariant)
         if self.markov is None:
             return BlockOutput(hidden, logits, hidden.new_empty(len(hidden), 0))
-        # the confidence of several streams is that of their row before the norm
+        # with several streams, confidence reads their row before the norm
         scored = x if self.config.streams else hidden
         found = self.markov(logits, scored, tokens[:, 0], invariant=around.invariant)
         return BlockOutput(hidden, *found)
@@ -327,7 +329,7 @@ class DFlash:
 
 class BlockAttention:
     """The attention of one layer. A file without `attn_v` uses the key projection as values, normed
-    without a weight and not turned."""
+    without a weight and not rotated."""
 
     def __init__(self, weights: Weights, config: DFlashConfig, layer: int) -> None:
         d = config.head_dim
@@ -351,7 +353,7 @@ class BlockAttention:
             self._value_factors = torch.full((config.n_embd,), config.value_scale, device=device)
 
     def inject(self, context: Tensor, around: RopeAndMemory) -> None:
-        """Leave keys and values of context rows [B, T, n_embd] in memory."""
+        """Store keys and values of context rows [B, T, n_embd] in memory."""
         around.memory.attention.update(self._layer, *self._keys_and_values(context, around))
 
     def __call__(self, x: Tensor, around: RopeAndMemory) -> Tensor:

@@ -27,7 +27,7 @@ ARCHITECTURE = "dflash"
 SELECTOR, MARKOV, CONFIDENCE = "selector_hidden.weight", "markov_w1.weight", "conf_proj.weight"
 POST_NORMS = "post_attention_norm.weight", "post_ffw_norm.weight"
 OUT_SCALE = "layer_output_scale.weight"
-"""Of blocks as Gemma has them: norms of what is added, and a factor of all that leaves a block."""
+"""Set in blocks with Gemma's layout: output norms, and a factor of each block's output."""
 LILICORR = "lilicorr."
 _GELU = "gelu", "gelu_pytorch_tanh"
 MAX_BLOCK = 1024
@@ -37,14 +37,14 @@ MAX_BLOCK = 1024
 class DFlashConfig:
     """Sizes of one drafter.
 
-    taps: layers of the target whose inputs are read, in order. windows: per layer, tokens back that
-    are looked at; None for all. causal: block rows do not see those after them. scale: of the
-    products of queries and keys. anchor: row 0 of a block drafts too, and every row the token after
-    its own. conv, selector: of DFlash2, the latter the rank of the score of two neighbours,
-    candidates of a row, and scale and bound of the logits, 0 for none. markov: rank of DSpark's
-    head, 0 without one. divided: angles of rope are divided by ROPE_FACTORS. gelu: in place of SiLU
-    in the feed-forward part. streams: layers of DeepSeek-V4 without blocks of tokens, in place of
-    those that the other sizes describe.
+    taps: target layers whose inputs are read, in order. windows: per layer, how many tokens back it
+    attends; None for all. causal: block rows do not attend to later ones. scale: of query-key
+    products. anchor: row 0 of a block drafts too, and every row predicts the token after its own.
+    conv, selector: of DFlash2; the latter: rank of the neighbour score, candidates per row, and
+    scale and bound of the logits, 0 for none. markov: rank of DSpark's head, 0 without one.
+    divided: rope angles are divided by ROPE_FACTORS. gelu: replaces SiLU in the feed-forward part.
+    streams: DeepSeek-V4 layers without blocks of tokens, replacing those that the other sizes
+    describe.
     """
 
     name: str
@@ -74,14 +74,14 @@ class DFlashConfig:
     streams: ModelConfig | None = None
 
     reads_behind_norm: ClassVar[bool] = False
-    """The mean of several streams alone."""
+    """Only the mean of several streams."""
     unused: ClassVar[tuple[str, ...]] = (LILICORR,)
-    """LiLiCorr (arXiv 2608.20530) chooses again among the candidates of a block: without it the
-    block drafts what it drafts."""
+    """LiLiCorr (arXiv 2608.20530) reselects among the candidates of a block; without it the block
+    drafts its own choice."""
     n_kept: ClassVar[int] = 0
-    """Numbers that it keeps of every token in addition to its cells."""
+    """Elements kept per token in addition to its cells."""
     ties_head: ClassVar[bool] = True
-    """Without a head of its own its embedding serves, if it has one."""
+    """Uses its embedding as head, if it has no head of its own."""
 
     @property
     def drafter(self) -> str:
@@ -108,7 +108,7 @@ class DFlashConfig:
         return n_max if self.anchor else n_max + 1
 
     def cells(self) -> dict[int, CellSize]:
-        """What a token leaves in each layer."""
+        """Cell size of each layer."""
         if self.streams:
             return dict(self.streams.cells())
         d = self.head_dim
@@ -116,8 +116,8 @@ class DFlashConfig:
         return dict(enumerate(sizes))
 
     def shapes(self, present: Container[str], n_vocab: int, n_drafted: int) -> Shapes:
-        """All tensors under their full names, in the variant the file holds, d2t apart. n_vocab:
-        ids of the target. n_drafted: ids that can be drafted."""
+        """All tensors under their full names, in the file's variant, except d2t. n_vocab: ids of
+        the target. n_drafted: ids that can be drafted."""
         d, r = self.n_embd, self.markov
         shapes: Shapes = {
             "fc.weight": (d, len(self.taps) * d),
@@ -183,7 +183,7 @@ class DFlashConfig:
 
 
 def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | None:
-    """The layers of DeepSeek-V4, which the number of streams announces."""
+    """The DeepSeek-V4 layers, if the file states a number of streams."""
     arch = ARCHITECTURE
     if not count(file, ".hyper_connection.count", 0, low=0):
         return None
@@ -198,7 +198,7 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
         architecture=arch,
         name="",
         n_embd=n_embd,
-        n_vocab=0,  # no layer goes by tokens
+        n_vocab=0,  # no layer routes by token id
         n_ctx_train=count(file, ".context_length", high=MAX_CONTEXT),
         eps=rms_eps(file),
         blocks=tuple(
@@ -232,7 +232,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             f"{file.path.name}: a selector after layers of several streams is not known.",
             "Choose a DFlash2 drafter without hyper-connections.",
         )
-    # sections, as of targets with M-RoPE, name the text position alone: then factors do not count
+    # with sections, as for M-RoPE targets, factors are ignored
     divided = not file.ints(".rope.dimension_sections", []) and ROPE_FACTORS in present
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
@@ -275,7 +275,7 @@ def _windows(file: GgufFile, n_layer: int) -> tuple[int | None, ...]:
 
 
 def _conv(file: GgufFile, n_embd: int) -> tuple[int, int]:
-    """Rows of the block that are met, and parts of a row that share a weight."""
+    """Block rows covered, and channels that share a weight."""
     key = ".conv_group_size"
     group = count(file, key, high=n_embd)
     if n_embd % group:

@@ -1,8 +1,8 @@
 """EAGLE-3 (Li et al. 2025, arXiv 2503.01840): one block over a token and a feature row.
 
-Rows of three layers of the target are fused to a feature row g. At position p of its own memory
-the block takes the token at p + 1 and g of p; what it gives is the next feature row of a chain,
-and its logits are of the token at p + 2.
+Rows of three target layers are fused to a feature row g. At position p of its own memory the block
+takes the token at p + 1 and g of p; its output is the next feature row of a chain, and its logits
+predict the token at p + 2.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kernels.rows import join
 
 
 class Eagle3:
-    """The drafter's block between an embedding and a head, both perhaps the target's. The arguments
-    are those of engine.model.drafters.dflash.DFlash."""
+    """The drafter's block between an embedding and a head, either of which may be the target's. For
+    the arguments see engine.model.drafters.dflash.DFlash."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Eagle3:
     def forward(
         self, ubatch: UBatch, features: Tensor, memory: ModelMemory, tokens: Tensor | None = None
     ) -> StepOutput:
-        """Run the block over the pairs of `ubatch`, at whose positions the features are.
+        """Run the block over the pairs of `ubatch`, whose positions are those of the features.
 
         features: f32 [n_seqs, n_seq_tokens, n_embd]. tokens: int64 [n_seqs, n_seq_tokens] on the
-        device, in place of those of `ubatch`. logits [n_outputs, n_drafted] of the result are rows
-        of the head; its hidden rows are the block's before the final norm.
+        device, replacing those of `ubatch`. In the result, logits [n_outputs, n_drafted] are rows
+        of the head, and hidden rows are the block's before the final norm.
         """
         there = memory.begin(ubatch)
         reach = self._rope.reach(ubatch.last_position)

@@ -1,4 +1,4 @@
-"""Loading of drafters: from a file to a drafter in memory, next to the target it belongs to."""
+"""Loading of a drafter file, next to its target."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from kernels.rows import take_rows
 
 
 class DraftVocabulary:
-    """ids: int64 [n_drafted], the target's id of every row of the drafter's head; None where they
-    are the same. n_vocab: ids of the target."""
+    """ids: int64 [n_drafted], the target id of every row of the drafter's head; None if they are
+    equal. n_vocab: ids of the target."""
 
     def __init__(self, ids: Tensor | None, n_vocab: int) -> None:
         self.ids, self.n_vocab = ids, n_vocab
@@ -46,8 +46,8 @@ class DraftVocabulary:
 
 
 def read_ids(file: GgufFile, n_vocab: int, device: torch.device) -> Tensor | None:
-    """The tensor D2T of a file that engine.model.drafters.config has checked: ids 0..n_vocab - 1
-    that differ. Raises ModelFileError for others; None without the tensor."""
+    """The tensor D2T of a file checked by engine.model.drafters.config: distinct ids 0..n_vocab -
+    1. Raises ModelFileError for others; None without the tensor."""
     if D2T not in file.tensors:
         return None
     ids = np.frombuffer(file.raw(D2T), "<i8")
@@ -87,10 +87,9 @@ def load_drafter(
 ) -> LoadedDrafter:
     """Load the drafter in `file` to the target's device, in its compute mode.
 
-    What the file lacks of embedding and head is the target's, in the same memory. The tokenizers
-    are not looked at (engine.draft.draft_files). mmap: see reader_for. Raises
-    UnsupportedModelError where drafter and target do not fit, ModelFileError, OutOfMemoryError,
-    and Cancelled between tensors.
+    Missing embedding and head are the target's, in the same memory. Tokenizers are not compared
+    here (see engine.draft.draft_files). mmap: see reader_for. Raises UnsupportedModelError if
+    drafter and target do not fit, ModelFileError, OutOfMemoryError, and Cancelled between tensors.
     """
     config = KINDS[file.architecture](file)
     shapes = check_drafter(file, config, target.config)

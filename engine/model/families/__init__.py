@@ -1,4 +1,4 @@
-"""The architectures that can be opened: a row each."""
+"""The model families: one entry per architecture."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.model.families.common import is_mtp_file
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture. read: its configuration from a file's metadata; no tensor data is touched.
+    """One architecture. read: reads its configuration from a file's metadata, without tensor data.
 
-    peer_planes: whether llama.cpp undoes tokens over snapshot planes of its recurrent states; where
-    not, it removes no tail and restores a checkpoint. None without recurrent layers.
-    peer_notes: what else is to be known of llama.cpp and such a model. peer_drafts: what it does
-    wrong with the MTP block, so that it drafts other tokens; empty for nothing that is known.
+    peer_planes: whether llama.cpp rolls its recurrent states back with snapshot planes; if False,
+    it restores a checkpoint. None without recurrent layers. peer_notes: other facts about llama.cpp
+    and such a model. peer_drafts: errors of its MTP block that make it draft other tokens; empty if
+    none is known.
     """
 
     read: Callable[[GgufFile], ModelConfig]
@@ -65,7 +65,7 @@ FAMILIES = {
 
 _RWKV = "RWKV's time mixing"
 MISSING = {"rwkv6": _RWKV, "rwkv6qwen2": _RWKV, "rwkv7": _RWKV, "arwkv7": _RWKV}
-"""Recurrent architectures of llama.cpp that do not run here, and the part that they need."""
+"""Recurrent architectures of llama.cpp that do not run here, and the missing part."""
 
 
 def read_config(file: GgufFile) -> ModelConfig:
@@ -84,7 +84,7 @@ def read_config(file: GgufFile) -> ModelConfig:
 
 
 def read_any_config(file: GgufFile) -> ModelConfig:
-    """The same, also of a file that holds an MTP block alone: the trunk is that of another."""
+    """The same, also for a file with an MTP block alone, whose trunk is in another file."""
     arch = file.architecture
     if other := other_kind(file):
         raise UnsupportedModelError(f"{file.path.name} is {other[0]}.", other[1])

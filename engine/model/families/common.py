@@ -1,4 +1,4 @@
-"""Metadata that families have in common, read and checked before anything is allocated."""
+"""Metadata keys that families share, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from engine.model.parts import BlockParts, FeedForwardPart, MixerPart
 
 
 class CommonSizes(NamedTuple):
-    """What every file says of itself. n_blocks: of the trunk and n_mtp MTP blocks after it, of
-    which the first is run. has_mtp: whether the file holds that one."""
+    """Sizes in every file. n_blocks: trunk blocks and the n_mtp MTP blocks after them, of which the
+    first is run. has_mtp: whether the file contains that one."""
 
     n_blocks: int
     n_mtp: int
@@ -84,14 +84,14 @@ def model_config(
 
 
 def has_fork_mtp(file: GgufFile) -> bool:
-    """Whether the MTP block has the names of a fork, with a matrix each for embedding and hidden
-    row."""
+    """Whether the MTP block has a fork's tensor names, with separate matrices for embedding and
+    hidden row."""
     return any(name.endswith(".nextn.fc_hidden.weight") for name in file.tensors)
 
 
 def hold_to_own_head(file: GgufFile) -> None:
-    """Raise UnsupportedModelError for a trunk without an output matrix, where the embedding cannot
-    stand in for it."""
+    """Raise UnsupportedModelError for a trunk without an output matrix, if the embedding cannot be
+    used instead."""
     if "output.weight" not in file.tensors and not is_mtp_file(file):
         raise UnsupportedModelError(
             f"{file.path.name}: {file.architecture} models have an output matrix of their own, and "
@@ -114,14 +114,14 @@ def has_block(file: GgufFile, index: int) -> bool:
 
 
 def rms_eps(file: GgufFile) -> float:
-    """What RMS norms add to the mean square."""
+    """Epsilon of RMS norms, added to the mean square."""
     return real(file, ".attention.layer_norm_rms_epsilon", high=1.0)
 
 
 def heads(
     file: GgufFile, n_embd: int, blocks: int, attention: Sequence[int]
 ) -> tuple[int, int, int]:
-    """Query heads, key-value heads and their dimension. attention: blocks that attend."""
+    """Query heads, key-value heads and their dimension. attention: indices of attention blocks."""
     n_head = uniform(file, ".attention.head_count", blocks, attention, high=MAX_HEADS)
     n_head_kv = uniform(file, ".attention.head_count_kv", blocks, attention, n_head, high=MAX_HEADS)
     if n_head % n_head_kv:
@@ -138,7 +138,7 @@ def heads(
 
 
 def attending_layers(file: GgufFile, blocks: int) -> list[int]:
-    """The blocks that attend: those whose number of key-value heads is not 0."""
+    """Attention blocks: those with key-value heads."""
     return [
         i for i, n in enumerate(each(file, ".attention.head_count_kv", blocks, high=MAX_HEADS)) if n
     ]
@@ -151,8 +151,8 @@ def mixed_blocks(
     ffns: Sequence[FeedForwardPart | None],
     **more: Any,
 ) -> tuple[BlockParts, ...]:
-    """A block for each feed-forward part: some attend, the rest have another mixer. more: fields of
-    BlockParts."""
+    """One block per feed-forward part: some with attention, the rest with another mixer. more:
+    fields of BlockParts."""
     return tuple(
         BlockParts(
             (attention if attention and i in attending else other,),
@@ -172,7 +172,7 @@ def _mtp_blocks(file: GgufFile, blocks: int) -> int:
 
 
 def _vocabulary(file: GgufFile, n_embd: int) -> int:
-    """Rows of the embedding; an MTP file may leave it to the trunk, and have a head or tokens."""
+    """Rows of the embedding; an MTP file may lack it, and have a head or a token list instead."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     tables = ("token_embd.weight", "output.weight")
     name = next((name for name in tables if name in file.tensors), None)
@@ -192,7 +192,8 @@ def _vocabulary(file: GgufFile, n_embd: int) -> int:
 
 
 def read_taps(file: GgufFile, key: str, most: int) -> tuple[int, ...]:
-    """Layers of a target, 1..most of them; the target is not known yet. Raises ModelFileError."""
+    """Layers of a target, 1..most of them; the target itself is not known yet. Raises
+    ModelFileError."""
     layers = file.ints(key)
     if not 1 <= len(layers) <= most or not all(0 <= i <= MAX_LAYERS for i in layers):
         raise file.wrong(key, f"{layers[:8]} are not {most} layers of a target")

@@ -1,7 +1,7 @@
-"""The families on four mixed streams: glm5-next (GLM-5.3-Flash), Kimi Delta Attention and latent
-attention sparse by pooled keys, whose MTP block has one stream; deepseek4 (DeepSeek-V4), attention
-to a window and to compressed blocks of tokens, experts by token in the first layers, whose MTP
-block has streams of its own."""
+"""The families with four mixed streams: glm5-next (GLM-5.3-Flash) with Kimi Delta Attention and
+latent attention sparse by pooled keys, whose MTP block has one stream; deepseek4 (DeepSeek-V4) with
+window attention plus compressed blocks of tokens, and experts chosen by token id in the first
+layers, whose MTP block has streams of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from engine.model.rope import RopeConfig
 _MOST_ROUNDS = 1000
 _SIGMOID = 2
 _L2_EPS = 1e-6
-"""What llama.cpp adds in the norm of queries and keys, whatever the file's epsilon is."""
+"""llama.cpp's epsilon in the norm of queries and keys, whatever the file's."""
 
 
 def read_glm5_next(file: GgufFile) -> ModelConfig:
@@ -159,7 +159,7 @@ def _indexer(file: GgufFile) -> dict[str, Any]:
 
 
 def _own_indexers(file: GgufFile, n_layer: int) -> list[bool]:
-    """Which layers of the trunk choose for themselves, if they attend."""
+    """Whether each attention layer of the trunk has an indexer of its own."""
     key = ".attention.indexer.types"
     values = file.get(key)
     if values is None or isinstance(values, bool):
@@ -174,7 +174,7 @@ def _own_indexers(file: GgufFile, n_layer: int) -> list[bool]:
 
 
 _SOFTPLUS = 4
-"""The gating function of its routers: the square root of softplus."""
+"""Gating function of its routers: the square root of softplus."""
 _MOST = (1 << 31) - 1
 
 
@@ -210,7 +210,7 @@ def read_deepseek4(file: GgufFile) -> ModelConfig:
         sizes,
         blocks=tuple(blocks),
         mtp=MtpParts(blocks[sizes.n_layer]) if sizes.has_mtp else None,
-        # contexts are stretched for compressed rows alone
+        # only compressed rows have a stretched context
         rope=replace(rope, scaling="none", factor=1.0),
         block_rope=replace(rope, freq_base=theta, keeps_magnitude=True),
         trunk=read_sinkhorn(file, has_head=True),
@@ -220,7 +220,7 @@ def read_deepseek4(file: GgufFile) -> ModelConfig:
 def read_window_attention(
     file: GgufFile, n_blocks: int, n_embd: int
 ) -> tuple[CompressedAttentionPart, RopeConfig]:
-    """The attention of a layer without blocks of tokens, and the rotation that the file names."""
+    """The attention of a layer without blocks of tokens, and the file's rotation."""
     key = ".attention"
     n_head, n_head_kv, head_dim = heads(file, n_embd, n_blocks, range(n_blocks))
     if n_head_kv != 1:
@@ -265,7 +265,7 @@ def deepseek4_notes(config: ModelConfig) -> list[str]:
 
 
 def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
-    """Tokens of a block in each layer, 0 where none are compressed."""
+    """Tokens per block in each layer, 0 without compression."""
     key = file.full(".attention.compress_ratios")
     values = file.ints(key)
     if len(values) < n_blocks:
@@ -287,7 +287,7 @@ def _ratios(file: GgufFile, n_blocks: int, n_layer: int) -> list[int]:
 
 
 def read_mixtures(file: GgufFile, by_token: list[bool], n_vocab: int) -> list[MixturePart]:
-    """The experts of each block. by_token: whether the token chooses them, of n_vocab."""
+    """The experts of each block. by_token: whether the token id chooses them, of n_vocab."""
     arch, n_blocks = file.architecture, len(by_token)
     key = file.full(".expert_gating_func")
     if (number := count(file, key, low=0)) != _SOFTPLUS:

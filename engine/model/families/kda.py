@@ -1,5 +1,5 @@
-"""The families with Kimi Delta Attention: kimi-linear, kimi-k3 and bailingmoe3 (Ling 3), and how
-its keys and latent attention are read."""
+"""The families with Kimi Delta Attention: kimi-linear, kimi-k3 and bailingmoe3 (Ling 3); and their
+keys and latent attention."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from engine.model.parts.trunks import CrossLayerResidual
 from engine.model.rope import RopeConfig
 
 _LEAST_LIMIT = 1e-6
-"""What a limit has to be above to be one, as in llama.cpp."""
+"""Smaller limits count as none, as in llama.cpp."""
 
 
 def lower_bound(file: GgufFile, *, required: bool) -> float | None:
-    """Of the log decay; None where there is none."""
+    """Lower bound of the log decay; None without one."""
     key = ".kda.gate_lower_bound"
     if file.get(key) is None and not required:
         return None
@@ -55,7 +55,7 @@ def read_kda(
     bound: float | None = None,
     l2_eps: float | None = None,
 ) -> KdaPart:
-    """The `kda` keys; queries, keys and values have the heads of attention."""
+    """The `kda` keys; queries, keys and values have attention's number of heads."""
     return KdaPart(
         n_heads=_n_heads(file, n_blocks),
         head_dim=count(file, ".kda.head_dim", high=MAX_HEAD_DIM),
@@ -76,7 +76,7 @@ def read_latent_attention(
     pairs: Literal["neighbours", "halves"] | None = None,
     gate: Literal["heads", "numbers"] | None = None,
 ) -> LatentAttentionPart:
-    """The keys of latent attention, whose matrices have to be apart."""
+    """The keys of latent attention, whose matrices must be separate."""
     if any(name.endswith(".attn_kv_b.weight") for name in file.tensors):
         raise UnsupportedModelError(
             f"{file.path.name}: attn_kv_b holds keys and values of latent attention in one matrix.",
@@ -105,8 +105,8 @@ def read_latent_attention(
 def read_clamps(
     file: GgufFile, key: str, n_blocks: int, *, before: bool = False
 ) -> list[Gating | None] | None:
-    """The limit of each block, given once or as an array; None where there is none, and for all
-    without the key. before: whether gates are cut off before silu."""
+    """The clamp of each block, given once or as an array; None for no clamp, and for all without
+    the key. before: whether gates are clamped before silu."""
     values = file.get(key)
     if values is None:
         return None
@@ -121,7 +121,7 @@ def read_clamps(
 
 
 def n_dense(file: GgufFile) -> int:
-    """How many of the first blocks have no experts."""
+    """Number of leading blocks without experts."""
     return count(file, ".leading_dense_block_count", 0, low=0, high=MAX_LAYERS)
 
 
@@ -139,8 +139,8 @@ def read_mixture(
     latent: LatentPart | None = None,
     scores: int | None = None,
 ) -> MixturePart:
-    """The `expert` keys. shared_width: None for a multiple of the width of the others. scores: the
-    gating function where the file names none."""
+    """The `expert` keys. shared_width: None for a multiple of the routed experts' width. scores:
+    default gating function."""
     n_experts = count(file, ".expert_count", high=MAX_HEADS)
     width = uniform(file, ".expert_feed_forward_length", n_blocks, range(n_blocks))
     if shared_width is None:
@@ -191,7 +191,7 @@ def read_kimi_linear(file: GgufFile) -> ModelConfig:
 
 
 def read_kimi_k3(file: GgufFile) -> ModelConfig:
-    """Kimi K3: SiTU in place of SwiGLU, experts on a latent row, residuals across layers."""
+    """Kimi K3: SiTU instead of SwiGLU, experts on a latent row, residuals across layers."""
     sizes = common_sizes(file)
     n = sizes.n_blocks
     bound = lower_bound(file, required=False)
@@ -199,7 +199,7 @@ def read_kimi_k3(file: GgufFile) -> ModelConfig:
     gated = any(name.endswith(".attn_gate.weight") for name in file.tensors)
     attention = read_latent_attention(file, n, gate="numbers" if gated else None)
     beta = real(file, ".activation.situ_beta")
-    # 0 or less: the other half passes as it is
+    # 0 or less: the other half passes unchanged
     situ = "situ", (beta, max(file.float_(".activation.situ_linear_beta"), 0.0))
     dense = DensePart(dense_width(file, n), situ)
     mixture = replace(
@@ -263,7 +263,7 @@ def read_bailingmoe3(file: GgufFile) -> ModelConfig:
     routed, shared = (read_clamps(file, key, n) or [None] * n for key in keys)
 
     def feed_forward(index: int) -> FeedForwardPart:
-        # llama.cpp holds a dense part to the limit of the shared expert
+        # llama.cpp applies the shared expert's limit to dense parts
         if index < leading:
             return replace(dense, gating=shared[index])
         return replace(mixture, gating=routed[index], shared_gating=shared[index])

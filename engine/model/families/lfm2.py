@@ -1,4 +1,4 @@
-"""lfm2 and lfm2moe: gated short convolutions, and attention in between."""
+"""lfm2 and lfm2moe: gated short convolutions with interspersed attention."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.model.parts.recurrent import ShortConvPart
 from engine.model.rope import RopeConfig
 
 _SCORES = {1: "softmax", 2: "sigmoid", 4: "softplus"}
-"""What a router makes of logits, by the number that files give it (kernels.moe.Choice)."""
+"""The router's scoring function by its number in files (kernels.moe.Choice)."""
 
 
 def read_lfm2(file: GgufFile) -> ModelConfig:
@@ -54,7 +54,7 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
     taps = count(file, ".shortconv.l_cache", low=2, high=MAX_TAPS)
     conv = ShortConvPart(taps, sizes.n_embd)
     n_dense = count(file, ".leading_dense_block_count", 0, low=0, high=n) if mixture else n
-    # without a dense block the key may say anything
+    # without a dense block the key is ignored
     key, leading = ".feed_forward_length", range(n_dense)
     dense = DensePart(uniform(file, key, n, leading)) if n_dense else None
 
@@ -69,8 +69,8 @@ def _read(file: GgufFile, window: int | None, mixture: MixturePart | None) -> Mo
 
 
 def expert_scores(file: GgufFile, default: int | None = None) -> str:
-    """What a router makes of its logits: "softmax" or "sigmoid". default: the number without the
-    key; None where it is required."""
+    """The router's scoring function: "softmax" or "sigmoid". default: the number without the key;
+    None if it is required."""
     key = file.full(".expert_gating_func")
     number = count(file, key, default, low=0)
     if number not in _SCORES:

@@ -1,6 +1,5 @@
-"""The families with Mamba layers, and what they share: granitehybrid, falcon-h1, mamba2, plamo2
-with Mamba-2; mamba and jamba with the first Mamba.
-"""
+"""The Mamba families and their shared keys: granitehybrid, falcon-h1, mamba2, plamo2 with Mamba-2;
+mamba and jamba with Mamba-1."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from engine.model.rope import RopeConfig
 
 
 def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
-    """The `ssm` keys. normed: whether the block's norm is there."""
+    """The `ssm` keys. normed: whether the mixer has its norm."""
     inner = count(file, ".ssm.inner_size")
     n_heads = count(file, ".ssm.time_step_rank", high=MAX_HEADS)
     n_groups = count(file, ".ssm.group_count", high=MAX_HEADS)
@@ -43,7 +42,7 @@ def read_mamba2(file: GgufFile, *, normed: bool = True) -> Mamba2Part:
 
 
 def read_mamba2_alone(file: GgufFile) -> ModelConfig:
-    """Mamba-2 (arXiv 2405.21060): nothing but its blocks."""
+    """Mamba-2 (arXiv 2405.21060): Mamba blocks only."""
     sizes = common_sizes(file)
     block = BlockParts((read_mamba2(file),), None)
     return model_config(file, sizes, blocks=(block,) * sizes.n_blocks)
@@ -86,7 +85,7 @@ def read_granite_hybrid(file: GgufFile) -> ModelConfig:
             *heads(file, sizes.n_embd, sizes.n_blocks, attending),
             gated=False,
             normed=False,
-            # the key means that rope was kept when the model was made
+            # the key means that the model was trained with rope
             rope="pairs" if file.bool_(".rope.scaling.finetuned", True) else "none",
             scale=_scale(file, ".attention.scale"),
             output_bias=True,
@@ -122,7 +121,7 @@ def _scale(file: GgufFile, key: str) -> float | None:
 
 
 def read_mamba(file: GgufFile) -> ModelConfig:
-    """Mamba (arXiv 2312.00752): nothing but its blocks. Falcon Mamba norms steps, B and C."""
+    """Mamba (arXiv 2312.00752): Mamba blocks only. Falcon Mamba norms steps, B and C."""
     sizes = common_sizes(file)
     part = _read_part(file, normed=file.bool_("mamba.ssm.dt_b_c_rms", False))
     return model_config(file, sizes, blocks=(BlockParts((part,), None),) * sizes.n_blocks)
@@ -167,7 +166,7 @@ def _read_part(file: GgufFile, *, normed: bool) -> MambaPart:
 
 
 def read_plamo2(file: GgufFile) -> ModelConfig:
-    """PLaMo 2: attention with a norm of its own for every head, or Mamba-2 of one group."""
+    """PLaMo 2: attention with a norm per head, or Mamba-2 of one group."""
     sizes = common_sizes(file)
     n = sizes.n_blocks
     attending = attending_layers(file, n)
@@ -215,6 +214,6 @@ def _read_plamo2_part(file: GgufFile, n_embd: int) -> LowRankMamba2Part:
         head_dim=inner // n_heads,
         n_groups=1,
         normed=False,
-        # not in the file: so the model defines it
+        # not in the file: defined by the model
         step_rank=max(64, n_embd // 16),
     )

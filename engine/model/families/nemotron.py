@@ -1,6 +1,5 @@
-"""nemotron_h and nemotron_h_moe: Mamba-2, attention without rope or a feed-forward part, one of
-them in each block.
-"""
+"""nemotron_h and nemotron_h_moe: each block is Mamba-2, attention without rope, or a feed-forward
+part."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) ->
     n_experts = count(file, ".expert_count", 0, low=0, high=MAX_HEADS)
     if not n_experts:
         return DensePart(widths[index], activation="relu2")
-    # the MTP block routes as the trunk's first block does
+    # the MTP block routes like the trunk's first block
     n_used = each(file, ".expert_used_count", blocks, high=n_experts)
     used = n_used[index] or next((n for n in n_used if n), 0)
     if not used:
@@ -90,6 +89,6 @@ def _feed_forward(file: GgufFile, index: int, blocks: int, widths: list[int]) ->
 
 
 def expert_scale(file: GgufFile) -> float:
-    """What the weights of chosen experts are multiplied by; 0 and nothing stand for 1."""
+    """Factor of the chosen experts' weights; 0 or a missing key means 1."""
     key = ".expert_weights_scale"
     return real(file, key) if file.float_(key, 0.0) else 1.0

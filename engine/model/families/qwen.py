@@ -1,6 +1,6 @@
-"""Families of Qwen: qwen35, qwen35moe, qwen3next, Gated DeltaNet and gated attention; qwen3,
-attention alone; qwen4exp, Gated DeltaNet and block-sparse attention, joined by hyper-connections,
-with n-gram embeddings in front of one layer."""
+"""The Qwen families: qwen35, qwen35moe, qwen3next with Gated DeltaNet and gated attention; qwen3
+with attention alone; qwen4exp with Gated DeltaNet and block-sparse attention, joined by
+hyper-connections, with n-gram embeddings before one layer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def read_hybrid(file: GgufFile, *, mixture: bool, legacy: bool = False) -> Model
 
 
 def recurrent_schedule(file: GgufFile, blocks: int) -> list[bool]:
-    """Per block: recurrent or not. The explicit array beats the interval; MTP blocks attend."""
+    """Whether each block is recurrent. An explicit array overrides the interval; MTP blocks
+    attend."""
     key = ".attention.recurrent_layers"
     if (values := file.get(key)) is not None:
         if not isinstance(values, np.ndarray) or values.dtype.kind not in "biu":
@@ -95,7 +96,7 @@ def recurrent_schedule(file: GgufFile, blocks: int) -> list[bool]:
 
 
 def read_delta_net(file: GgufFile, *, legacy: bool, sigmoid_gate: bool = False) -> DeltaNetPart:
-    """The `ssm` keys of a Gated DeltaNet. legacy: as Qwen3-Next has it."""
+    """The `ssm` keys of a Gated DeltaNet. legacy: in Qwen3-Next's layout."""
     part = DeltaNetPart(
         d_conv=count(file, ".ssm.conv_kernel", low=2, high=MAX_TAPS),
         d_state=count(file, ".ssm.state_size", high=MAX_HEAD_DIM),
@@ -130,7 +131,7 @@ _MOST_STREAMS = 64
 _MOST_NGRAM = 8
 _MOST_HASHES = 64
 _MOST_TOKENS = 1 << 24
-"""Token numbers below this are exact in float32, as states keep them."""
+"""Token ids below this are exact in float32, the type of states."""
 
 
 def read_qwen4exp(file: GgufFile) -> ModelConfig:
@@ -161,7 +162,7 @@ def read_qwen4exp(file: GgufFile) -> ModelConfig:
     if sizes.has_mtp and recurrent[sizes.n_layer]:
         what = f"block {sizes.n_layer}, the MTP block, does not attend"
         raise file.wrong(".attention.recurrent_layers", what)
-    # the table of n-grams is the trunk's, and not in the file of an MTP block
+    # the n-gram table is the trunk's and not in an MTP file
     layer, ngrams = (-1, None) if is_mtp_file(file) else _ngrams(file, sizes, recurrent, n_streams)
     mixture = read_mixture(file)
     blocks = []
@@ -203,7 +204,7 @@ def qwen4exp_notes(config: ModelConfig) -> list[str]:
 def _ngrams(
     file: GgufFile, sizes: CommonSizes, recurrent: list[bool], n_streams: int
 ) -> tuple[int, NgramEmbeddingPart | None]:
-    """The `ple` keys: the layer that the n-gram embedding comes before, and its sizes."""
+    """The `ple` keys: the layer after the n-gram embedding, and its sizes."""
     key = file.full(".ple")
     layers = file.ints(f"{key}.layers", [])
     if not layers:

@@ -1,4 +1,4 @@
-"""Mixers: the token-mixing halves of blocks, and how tokens advance the states that they keep."""
+"""Mixers: the token-mixing halves of blocks, and the recurrences of their states."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ _MAKE: Mapping[type, Callable[..., Mixer]] = {
     LowRankMamba2Part: LowRankMamba2,
     ShortConvPart: ShortConv,
 }
-"""By part, what makes its mixer of (part, weights of the block, configuration, layer). The mixer of
-an NgramEmbeddingPart is made by the trunk."""
+"""By part, what makes its mixer from (part, weights of the block, configuration, layer). The trunk
+makes the mixer of an NgramEmbeddingPart."""
 _STATES: Mapping[type, Callable[[Any], Recurrence]] = {
     KdaPart: lambda p: DeltaState(p.n_heads, p.n_heads, p.head_dim, grouped=True, channels=True),
     DeltaNetPart: lambda p: DeltaState(p.n_k_heads, p.n_v_heads, p.d_state, grouped=p.grouped),
     MambaPart: lambda p: ScanState(p.d_state, p.d_inner),
     Mamba2Part: lambda p: SsdState(p.n_heads, p.head_dim, p.n_groups, p.d_state),
 }
-"""By part, how tokens advance a state that is not a window."""
+"""By part, the recurrence of a state that is not a window."""
 
 
 class MixersSideBySide(Mixer):
-    """Several mixers on the same input, their results added."""
+    """Several mixers on the same input, with added results."""
 
     def __init__(self, mixers: list[Mixer]) -> None:
         self._mixers = mixers
@@ -92,13 +92,13 @@ class MixersSideBySide(Mixer):
 def make_mixer(
     parts: tuple[MixerPart, ...], weights: Weights, config: ModelConfig, layer: int
 ) -> Mixer | None:
-    """The mixers of a block as one. layer: under which they find their states and cells."""
+    """The mixers of a block as one. layer: index of their states and cells."""
     made = [_MAKE[type(part)](part, weights, config, layer) for part in parts]
     return (made[0] if len(made) == 1 else MixersSideBySide(made)) if made else None
 
 
 def _recurrence(part: Any, name: str, size: StateSize) -> Recurrence:
-    """How tokens advance a state of a part, by the name that the part gives it."""
+    """The recurrence of a part's state of this name."""
     if name == "state":
         return next(make(part) for kind, make in _STATES.items() if isinstance(part, kind))
     if name == "tokens":
@@ -111,7 +111,7 @@ def _recurrence(part: Any, name: str, size: StateSize) -> Recurrence:
 
 
 def layout_of(config: ModelConfig) -> RecurrentLayout | None:
-    """What the recurrent layers of a model keep; None for one without."""
+    """The states of a model's recurrent layers; None for a model without any."""
     states = {
         StateKey(layer, name): _recurrence(part, name, size)
         for layer, block in enumerate(config.blocks)

@@ -31,8 +31,8 @@ from kernels.rows import join
 class Attention(Mixer):
     """Causal attention over the memory's cells of `layer`.
 
-    One projection gives, in this order of rows, all query heads, all key heads, the values and
-    the gate: queries and keys lie side by side, so their norm and rotation are one call each.
+    One projection gives, in this order of rows, all query heads, all key heads, the values and the
+    gate: queries and keys are adjacent, so their norm and rotation are one call each.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Attention(Mixer):
         self.reads = (self._input.packed,)
         self._output = weights.biased("attn_output")
         self._turns = part.rope != "none"
-        # attention divides by sqrt(d): another scale is a factor of the queries
+        # attention divides by sqrt(d): another scale becomes a factor of the queries
         scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
-        # x / rms(x) is sqrt(d) x / |x|: so one l2 norm serves both, each head with its weight
+        # x / rms(x) is sqrt(d) x / |x|, so one l2 norm serves both, each head with its weight
         self._qk_eps = eps * part.head_dim
         self._qk_norm = _head_norms(weights, part, order, scale) if part.normed else None
         self._scale = None
@@ -81,7 +81,7 @@ class Attention(Mixer):
         return self._output(rows, invariant=invariant, residual=residual)
 
     def _turned(self, qk: Tensor, v: Tensor, around: RopeAndMemory) -> tuple[Tensor, AttentionView]:
-        """The queries, and the cells, in which keys and values are then."""
+        """The queries, and the cells after keys and values were stored."""
         n_seqs, n_tokens, _ = qk.shape
         qk = qk.view(n_seqs, n_tokens, -1, self._head_dim)
         if self._qk_norm is not None and self._turns:
@@ -97,14 +97,14 @@ class Attention(Mixer):
         return q, around.memory.attention.update(self._layer, k, v)
 
     def _visible(self, x: Rows, cells: AttentionView, around: RopeAndMemory) -> Tensor:
-        """Where these tokens look, bool [B, T, N]."""
+        """Which cells these tokens attend to, bool [B, T, N]."""
         return cells.mask
 
 
 def _head_norms(
     weights: Weights, part: AttentionPart, order: list[int] | None, scale: float
 ) -> Tensor:
-    """What normed queries and keys are multiplied by, [n_head + n_head_kv, head_dim]."""
+    """Factors of normed queries and keys, [n_head + n_head_kv, head_dim]."""
     q, k = (weights.keep(f"attn_{name}_norm.weight") for name in ("q", "k"))
     if order is not None:
         q, k = q[..., order], k[..., order]
@@ -113,9 +113,8 @@ def _head_norms(
 
 
 def _pairs_as_halves(head_dim: int, n_rot: int) -> list[int]:
-    """The numbers of a head in an order in which neighbours that turn together, the first n_rot,
-    stand half of n_rot apart, as kernels.rope has them. Products of queries and keys in one order
-    are the same in the other."""
+    """A permutation of a head's elements that turns adjacent pairs, the first n_rot elements, into
+    pairs n_rot / 2 apart, as in kernels.rope. Query-key products do not depend on the order."""
     return [*range(0, n_rot, 2), *range(1, n_rot, 2), *range(n_rot, head_dim)]
 
 
@@ -159,8 +158,8 @@ def _input_projection(weights: Weights, part: AttentionPart, order: list[int] | 
 
 
 class SparseAttention(Attention):
-    """Attention of which each query sees the best n_blocks of the blocks before it, as the indexer
-    scores them, and the tokens after the last whole block.
+    """Attention in which each query attends to its best n_blocks previous blocks, as scored by the
+    indexer, and to the tokens after the last whole block.
 
     A block is `ratio` tokens by position; its key is the mean of theirs, normed and roped as its
     first token. The indexer stays f32 in every compute mode: rounding there flips choices.
@@ -275,8 +274,8 @@ class LatentAttention(Mixer):
 
 
 class SparseLatentAttention(LatentAttention):
-    """Latent attention of which each query sees the best pools of tokens before it, as an indexer
-    scores them, its own or that of a layer before, and the tokens after the last whole pool.
+    """Latent attention in which each query attends to its best previous pools of tokens, as scored
+    by its own indexer or that of an earlier layer, and to the tokens after the last whole pool.
 
     A pool is `ratio` tokens by position. The indexer stays f32 in every compute mode: rounding
     there flips choices.
@@ -335,7 +334,7 @@ class SparseLatentAttention(LatentAttention):
 
 
 def _queries(rows: MatrixRows, part: LatentAttentionPart) -> MatrixRows:
-    """Rows of all query heads; those that are rotated in halves, as kernels.rope pairs them."""
+    """Rows of all query heads, with rotated elements ordered as kernels.rope pairs them."""
     if part.pairs != "neighbours":
         return rows
     size = part.n_nope + part.n_rope

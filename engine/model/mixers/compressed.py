@@ -1,5 +1,5 @@
-"""Attention to tokens in a window and to blocks of tokens that are compressed to a row each; the
-last inputs of the compressor lie in rings, in slots by position (DeepSeek-V4)."""
+"""Attention to tokens in a window and to blocks of tokens compressed to one row each; the
+compressor's last inputs are kept in rings, by position (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class CompressorRing(Recurrence):
         super().__init__((part.n_slots, width), [(width,), (1,)])
 
     def _first(self, n_tokens: int) -> int:
-        """The first token that is needed still: of the block that is not whole, or where blocks
-        overlap of the one before it."""
+        """The first token that is still needed: of the incomplete block, or of the one before it if
+        blocks overlap."""
         ratio, n_slots = self._part.ratio, self._part.n_slots
         return n_tokens // ratio * ratio - (n_slots - ratio)
 
@@ -74,7 +74,7 @@ class CompressorRing(Recurrence):
     ) -> Tensor:
         x, positions = inputs
         y, n = compress(x, positions, start, self._part), x.shape[1]
-        # the slot that is `start`, if one is, when all others are written
+        # write the slot that is `start`, if any, last
         in_turn = sorted(enumerate(slots), key=lambda one: one[1].data_ptr() == start.data_ptr())
         for back, slot in in_turn:
             write_ring(start, x, positions, n - back, slot)
@@ -100,13 +100,13 @@ class CompressorRing(Recurrence):
 
 
 def compressor_of(part: CompressedAttentionPart, width: int) -> Compressor:
-    """What makes the rows of blocks of this width."""
+    """The compressor for block rows of this width."""
     return Compressor(part.ratio, width, part.has_indexer)
 
 
 class CompressedAttention(Mixer):
-    """Attention whose keys, which are values too, are the rows of tokens in a window and the rows
-    of blocks before, all of them or those that an indexer chooses.
+    """Attention whose keys, which are also its values, are the rows of tokens in a window and the
+    rows of previous blocks, all of them or those chosen by an indexer.
 
     The indexer stays f32 in every compute mode: rounding there flips choices.
     """
@@ -140,7 +140,7 @@ class CompressedAttention(Mixer):
         self._indexer = _Indexer(part, weights, config, layer) if part.has_indexer else None
 
     def inject(self, context: Tensor, around: RopeAndMemory) -> None:
-        """Leave context rows [B, T, n_embd] in memory, in a layer without blocks."""
+        """Store context rows [B, T, n_embd] in memory, in a layer without blocks."""
         _, kv = self._input(context, invariant=around.invariant).split_with_sizes(self._sizes, -1)
         around.memory.attention.update(self._layer, self._key(kv, around))
 
@@ -160,7 +160,7 @@ class CompressedAttention(Mixer):
         q = rope_at_end(q, turned.cos, turned.sin)
         kv = self._key(kv, turned)
         if self._rows is not None:
-            # a head each: the cells of all heads are one row of keys
+            # one head each: the cells of all heads are one list of keys
             kv = join((kv[:, :, 0], self._rows(block[0], around))).unflatten(2, (2, -1))
         cells = around.memory.attention.update(self._layer, kv)
         visible = self._visible(x, low, cells, around)
@@ -175,7 +175,8 @@ class CompressedAttention(Mixer):
         return self._output(join(of_groups), invariant=invariant, residual=residual)
 
     def _visible(self, x: Rows, low: Tensor, cells: AttentionView, around: RopeAndMemory) -> Tensor:
-        """Where these tokens look, bool [B, T, cells of all heads]. low: what queries come of."""
+        """Which cells these tokens attend to, bool [B, T, cells of all heads]. low: the query
+        bottleneck."""
         part = self._part
         if not part.ratio:
             return cells.mask
@@ -188,7 +189,7 @@ class CompressedAttention(Mixer):
 
 
 class _BlockRows:
-    """Compressor of a layer or of its indexer. name: how its tensors begin."""
+    """Compressor of a layer or of its indexer. name: prefix of its tensors."""
 
     def __init__(
         self,
@@ -207,11 +208,12 @@ class _BlockRows:
         self._norm = weights.keep(f"{name}_compressor_norm.weight")
 
     def matrices(self, take: Callable[[str], MatrixRows]) -> list[MatrixRows]:
-        """What makes values and scores of a row, n_inputs numbers. take: a method of weights."""
+        """Matrices that give values and scores of a row of n_inputs elements. take: a method of
+        weights."""
         return [take(f"{self._name}_compressor_{kind}.weight") for kind in ("kv", "gate")]
 
     def __call__(self, inputs: Tensor, around: RopeAndMemory) -> Tensor:
-        """inputs [B, T, n_inputs] -> rows of blocks [B, T, width], at tokens that end one."""
+        """inputs [B, T, n_inputs] -> block rows [B, T, width], at the tokens that end a block."""
         memory, of_blocks = around.recurrent, around.of_blocks
         assert of_blocks is not None
         assert of_blocks.table is not None
@@ -225,7 +227,7 @@ class _BlockRows:
 
 
 class _Indexer:
-    """Scores blocks with rows, queries and weights of its own."""
+    """Scores blocks with its own rows, queries and weights."""
 
     def __init__(
         self, part: CompressedAttentionPart, weights: Weights, config: ModelConfig, layer: int

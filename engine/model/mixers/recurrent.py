@@ -28,8 +28,8 @@ from kernels.pointwise import multiply, step_gates, swiglu
 
 
 class _RecurrentMixer(Mixer):
-    """A mixer of trunk layer `layer` whose state and window live in the memory, which it advances.
-    conv: taps [C, d_conv]."""
+    """A mixer of trunk layer `layer` with state and window in the memory. conv: taps [C,
+    d_conv]."""
 
     def __init__(
         self,
@@ -49,8 +49,7 @@ class _RecurrentMixer(Mixer):
 
 
 class _DeltaRule(_RecurrentMixer):
-    """Mixers with a gated delta rule: all that comes between their projections of the input and
-    what they put out."""
+    """Mixers with a gated delta rule: everything between input and output projections."""
 
     _bound: float | None = None
     _sigmoid: bool = True
@@ -72,8 +71,8 @@ class _DeltaRule(_RecurrentMixer):
         gate: Tensor,
         residual: Residual | None,
     ) -> Tensor:
-        """channels: raw queries, keys and values; decay: as DeltaInputs.g, with its factor `a`;
-        beta and gate: raw. On a GPU the recurrence norms and gates."""
+        """channels: raw queries, keys and values; decay: see DeltaInputs.g, with its factor `a`;
+        beta and gate: raw. On a GPU the recurrence applies norms and gates."""
         memory = around.recurrent
         heads, invariant = (*gate.shape[:2], -1, self._norm.shape[0]), around.invariant
         convolved = memory.advance(self._window, ConvInputs(channels, self._conv))
@@ -96,10 +95,9 @@ class _DeltaRule(_RecurrentMixer):
 class DeltaNet(_DeltaRule):
     """Gated DeltaNet (Yang et al., 2024): short convolution, gated delta rule, gated norm.
 
-    Mixer of trunk layer `layer`; its state and window live in the memory. One projection gives, in
-    this order of rows, queries, keys, values (the convolved channels), the output gate z, and the
-    raw beta and decay. In reduced compute modes the last two, small and fed back through the state
-    at every token, are a projection of their own in f32.
+    One projection gives, in this order of rows, queries, keys, values (the convolved channels), the
+    output gate z, and the raw beta and decay. In reduced compute modes the last two, small and fed
+    back through the state at every token, are a separate projection in f32.
     """
 
     def __init__(
@@ -129,7 +127,7 @@ class DeltaNet(_DeltaRule):
 
 
 def _qkv_and_z(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
-    """Rows of queries, keys, values and gates, one below the other."""
+    """Stacked rows of queries, keys, values and gates."""
     if "ssm_in.weight" not in weights:
         return [weights.rows("attn_qkv.weight"), weights.rows("attn_gate.weight")]
     # the legacy tensor groups its rows by key head: q, k, then this head's values and gates
@@ -157,11 +155,11 @@ def _beta_and_decay(weights: Weights, part: DeltaNetPart) -> list[MatrixRows]:
 
 
 class Kda(_DeltaRule):
-    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+    """Kimi Delta Attention.
 
     One projection gives, in this order of rows, queries, keys, values (the convolved channels) and
-    what decay and output gate come from. Beta, small and fed back through the state at every token,
-    is a projection of its own in f32.
+    the inputs of decay and output gate. Beta, small and fed back through the state at every token,
+    is a separate projection in f32.
     """
 
     def __init__(self, part: KdaPart, weights: Weights, config: ModelConfig, layer: int) -> None:
@@ -194,7 +192,7 @@ class Kda(_DeltaRule):
         invariant = around.invariant
         (joined, beta), second = linear_of_columns(x, self.reads, self._second, invariant=invariant)
         channels, *first = joined.split_with_sizes(self._sizes, -1)
-        # what comes of one matrix, or of two
+        # results of one matrix, or of two
         found = iter(second)
         decay, gate = (
             next(found) if len(names) == 2 else one
@@ -212,9 +210,9 @@ def _qkv(weights: Weights) -> list[MatrixRows]:
 
 
 class Mamba(_RecurrentMixer):
-    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+    """Mamba (arXiv 2312.00752).
 
-    What steps, B and C come of, small and fed back through the state at every token, stays f32 in
+    The inputs of steps, B and C, small and fed back through the state at every token, stay f32 in
     every compute mode.
     """
 
@@ -255,11 +253,11 @@ class Mamba(_RecurrentMixer):
 
 
 class Mamba2Mixer(_RecurrentMixer):
-    """Recurrent mixer of trunk layer `layer`; its state and window live in the memory.
+    """Mamba-2 (arXiv 2405.21060).
 
     One projection gives, in this order of rows, the gate z, the convolved channels (x, B, C) and
-    the raw step sizes. Where weights are rounded, the last, small and fed back through the state at
-    every token, are a projection of their own in f32.
+    the raw step sizes. If weights are rounded, the last, small and fed back through the state at
+    every token, are a separate projection in f32.
     """
 
     def __init__(self, part: Mamba2Part, weights: Weights, config: ModelConfig, layer: int) -> None:
@@ -328,8 +326,8 @@ class Mamba2Mixer(_RecurrentMixer):
 
 
 class LowRankMamba2(_RecurrentMixer):
-    """Mamba-2 of which gate and channels are one projection, by head in the file; what steps, B and
-    C come of, small and fed back through the state at every token, stays f32 in every mode."""
+    """Mamba-2 with one projection for gate and channels, by head in the file; the inputs of steps,
+    B and C, small and fed back through the state at every token, stay f32 in every mode."""
 
     def __init__(
         self, part: LowRankMamba2Part, weights: Weights, config: ModelConfig, layer: int
@@ -367,8 +365,8 @@ class LowRankMamba2(_RecurrentMixer):
 
 
 class ShortConv(_RecurrentMixer):
-    """c * conv(b * x), where b, c and x are thirds of one projection; its window, rows of b * x,
-    lives in the memory."""
+    """c * conv(b * x), where b, c and x are thirds of one projection; its window, rows of b * x, is
+    in the memory."""
 
     def __init__(
         self, part: ShortConvPart, weights: Weights, config: ModelConfig, layer: int

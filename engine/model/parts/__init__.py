@@ -1,7 +1,7 @@
-"""What a block of a model is made of, as sizes: no tensors, and torch is not needed.
+"""Parts of a model's blocks, as sizes: no tensors. Does not import torch.
 
-A part knows the tensors it consists of and what it keeps of a sequence. What it computes is in the
-module that the tables of engine.model.mixers, feed_forward and trunks name for it.
+A part knows its tensors and what it keeps per sequence. Its computation is in the module that the
+tables of engine.model.mixers, feed_forward and trunks name for it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from engine.model.parts.feed_forward import DensePart, MixturePart
 
 _N_BYTES = 4
-"""Of a number: states and attention cells are float32, whatever the mode of the projections."""
+"""Bytes per element: states and attention cells are float32 in every compute mode."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Tensors by name; shapes in numpy order, rows first."""
 
 
 class StateSize(NamedTuple):
-    """One recurrent state of a sequence. entry: shapes of what one token leaves in a replay log.
-    is_window: whether it is nothing but the last rows of an input."""
+    """One recurrent state of a sequence. entry: shapes of one token's rows in a replay log.
+    is_window: whether it consists of the last input rows only."""
 
     shape: tuple[int, ...]
     entry: tuple[tuple[int, ...], ...]
@@ -41,16 +41,15 @@ class StateSize(NamedTuple):
 
 
 class CellSize(NamedTuple):
-    """What a layer keeps of every token in attention memory, float32.
+    """What a layer keeps per token in attention memory, float32.
 
-    n_heads: heads of keys and values. k_dim, v_dim: their lengths; with v_dim 0 nothing but keys
-    is kept, and values, if there are any, are the first columns of the keys (latent attention).
-    window: how many of the newest positions a token sees, itself among them; None for all. ratio:
-    if not 0, in place of a last head there is the row of a block of this many tokens, which counts
-    in the cell of the last of them, and which tokens outside the window see.
-    further: names and lengths of further rows (StateKey), which are keys of one head.
-    first_turned: the first column of a key that rope turns; None where keys cannot be turned on to
-    other positions.
+    n_heads: heads of keys and values. k_dim, v_dim: their lengths; v_dim 0 means that only keys are
+    stored, and values, if any, are the first columns of the keys (latent attention). window: how
+    many of the newest positions a token attends to, including its own; None for all. ratio: if not
+    0, the last head is replaced by the row of a block of this many tokens, which belongs to the
+    cell of the last of them, and which tokens outside the window attend to. further: names and
+    lengths of further rows (StateKey), which are single-head keys. first_turned: first rotated
+    column of a key; None if keys cannot be rotated to other positions.
     """
 
     n_heads: int
@@ -69,14 +68,14 @@ class CellSize(NamedTuple):
 
 
 class StateKey(NamedTuple):
-    """One state of a trunk layer, or a row that it keeps in addition to its keys and values."""
+    """One state of a trunk layer, or one of its rows in addition to keys and values."""
 
     layer: int
     name: str
 
 
 CellKey = int | StateKey
-"""Whose rows in the cells: those of an attention layer, or further ones of it."""
+"""Owner of rows in the cells: an attention layer, or further rows of one."""
 
 
 class MixerPart:
@@ -86,11 +85,11 @@ class MixerPart:
 
     @property
     def kind(self) -> str:
-        """What to call it in a map of layers."""
+        """Its name in a map of layers."""
         raise NotImplementedError
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """Its tensors, named within the block, in the variant that the file holds."""
+        """Its tensors, named within the block, in the file's variant."""
         raise NotImplementedError
 
     def states(self) -> Mapping[str, StateSize]:
@@ -103,17 +102,17 @@ class MixerPart:
 
 
 FeedForwardPart: TypeAlias = "DensePart | MixturePart"
-"""The other half of a block; shapes(n_embd, present): as in MixerPart."""
+"""The feed-forward half of a block; shapes(n_embd, present): as in MixerPart."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockParts:
     """One block: x += mixers(norm x), then x += ffn(norm x), each times residual_scale.
 
-    mixers: side by side on the same input, their results added; empty where the block has none.
-    mixer_norm, ffn_norm: names of the norms' tensors within the block, None where the trunk norms.
-    added_norms: those of norms of what the mixers and ffn add, where there are such.
-    before: what adds to the trunk's streams in front of the mixers; only hyper-connections have it.
+    mixers: on the same input, with added results; may be empty. mixer_norm, ffn_norm: names of the
+    norms' tensors within the block, None if the trunk applies them. added_norms: names of output
+    norms of mixers and ffn, if any. before: what is added to the trunk's streams before the mixers,
+    with hyper-connections only.
     """
 
     mixers: tuple[MixerPart, ...]
@@ -126,7 +125,7 @@ class BlockParts:
 
     @property
     def keepers(self) -> tuple[MixerPart, ...]:
-        """All that may keep something of a sequence."""
+        """All parts that may keep something per sequence."""
         return self.mixers if self.before is None else (self.before, *self.mixers)
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
