@@ -19,7 +19,7 @@ from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
-from kernels.linear.blocks import pack_plain
+from kernels.linear import pack
 from kernels.linear.dequant import dequantise
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise import geglu, swiglu
@@ -128,7 +128,7 @@ def _other_matrix(about: str, matrix: PackedWeight) -> PackedWeight:
     if numbers is None or ("blocks" in about and n_in % _BLOCK):
         return matrix
     other = OF_MATRICES[about](numbers)
-    return pack_plain(other) if other.shape == numbers.shape else matrix
+    return pack(other.contiguous(), "f32") if other.shape == numbers.shape else matrix
 
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from engine.observe.drafter_diff.tensor_changes import CHANGED, other_values, rows_on
-from kernels.linear import linear
+from kernels.linear import linear, pack
 from kernels.linear.blocks import pack_plain
 
 
@@ -61,6 +61,14 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     assert changes["as if it were transposed"](packed) is packed  # it is not square
     large = replace(packed, shape=(1 << 12, 1 << 12))
     assert changes["as if it were rounded to about 2 bits"](large) is large
+
+
+def test_matrices_of_any_width_are_other_ones() -> None:
+    x = torch.randn(48, 80, generator=torch.manual_seed(4))
+    changes, packed = dict(other_values(pack(x, "f32"), False)), pack(x, "f32")
+    moved = changes["as if it were with halves of its results exchanged"](packed)
+    found = linear(torch.eye(80), moved).T
+    assert torch.allclose(found, x.roll(24, 0), atol=1e-6)
 
 
 def test_rows_of_any_width_may_be_other_ones() -> None:
