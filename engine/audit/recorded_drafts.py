@@ -246,13 +246,14 @@ class DraftedText:
         both = [*zip(rows, self.tokens[pos0 + 1 :], strict=False)]
         return next((i for i, (row, t) in enumerate(both) if next(iter(row)) != t), len(both))
 
-    def alone(self, model: DraftModel) -> set[int]:
-        """Positions of entries written by passes of one row."""
+    def alone(self, model: DraftModel, *, newest: bool = True) -> set[int]:
+        """Positions of entries written by passes of one row. newest: including a draft's first
+        pass, not only its later ones."""
         found = set[int]()
         for last, draft in pairwise(self.drafts):
             n, end = model.n_true(last.n_accepted, len(last.tokens)), last.pos0 - model.ahead
             found.update(range(end + 1, end + n))
-            if end + n == draft.pos0 - model.ahead:
+            if newest and end + n == draft.pos0 - model.ahead:
                 found.add(end + n)
         return found
 

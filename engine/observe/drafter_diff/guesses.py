@@ -48,7 +48,7 @@ _HALF = 0.7
 """Of the distance from right drafts, what one of two mistakes may leave."""
 CHANCE = 0.1
 """Mistakes that are likely to give by chance what one gives that is taken for the cause."""
-_WIDTHS = ("alone", "joined")
+_WIDTHS = ("alone", "joined", "later")
 _SECONDS_EQUAL, _MOST_EQUAL = 3.0, 4
 """Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
 _NUMBER = re.compile(r"-?[\d.]+(?:e[-+]?\d+)?")
@@ -177,7 +177,7 @@ class Guess:
         """DraftModel.draft, likewise."""
         changes, model, steps, (at,) = self.changes, self.model, self.steps, newest.positions
         if self.during in _WIDTHS:
-            steps = range(1, _LONGEST) if self.during == "alone" else ()
+            steps = range(1, _LONGEST) if self.during != "joined" else ()
             steps = {*steps, *[0] * self._of_width()(at)}
         in_block = self.during in _WIDTHS and not isinstance(model, StepwiseModel)
         if in_block or not self.deviation.acts(at + model.ahead):
@@ -198,8 +198,8 @@ class Guess:
         """Whether entries at a position are written when the changes are in force."""
         if self.during not in _WIDTHS:
             return lambda at: True
-        alone = self.text.alone(self.model)
-        return lambda at: (at in alone) == (self.during == "alone")
+        alone = self.text.alone(self.model, newest=self.during != "later")
+        return lambda at: (at in alone) != (self.during == "joined")
 
 
 _Tried = tuple[Guess, float, bool]

@@ -55,6 +55,14 @@ _LEARNED: dict[str, Callable[[int, int], int | None]] = {
     "it learns that no token was accepted": lambda n, of: 0,
     "it learns that all of its draft was accepted": lambda n, of: of,
 }
+_SEEN: dict[str, Callable[[list[int]], list[int]]] = {
+    "each token of a round as the first one": lambda tokens: tokens[:1] * len(tokens),
+    "each token of a round as the last one": lambda tokens: tokens[-1:] * len(tokens),
+    "the tokens of a round in reverse order": lambda tokens: tokens[::-1],
+    "the first token of each round alone": lambda tokens: tokens[:1],
+    "the last token of each round alone": lambda tokens: tokens[-1:],
+    "each round without its first token": lambda tokens: tokens[1:],
+}
 _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "it drafts nothing": lambda tokens: [],
     **{
@@ -65,8 +73,8 @@ _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "its drafts are half as long": lambda tokens: tokens[: max(1, len(tokens) // 2)],
     "its drafts lack their first token": lambda tokens: tokens[1:],
 }
-"""What it learns, of accepted tokens and of how many were drafted, and what is left of its drafts,
-otherwise."""
+"""What it learns, of accepted tokens and of how many were drafted, sees of a round, and leaves of
+its drafts, otherwise."""
 
 
 def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> int:
@@ -188,6 +196,7 @@ class LookedUp:
         shown = [
             *((STATE, one.about, one) for one in _SHOWINGS),
             *((STATE, about, Showing(learned=own)) for about, own in _LEARNED.items()),
+            *((STATE, f"it sees {what}", Showing(kept=own)) for what, own in _SEEN.items()),
         ]
         cut = [(CANDIDATES, about, Showing(left=own)) for about, own in _LENGTHS.items()]
         yield STATE, _UNSEEN.about, _UNSEEN, None, ()
@@ -411,7 +420,7 @@ class LookedUp:
             if draft.n_drafted and learned is not None:
                 drafter.accept(0, learned, is_other=False)
             stop = pos + draft.n_decoded - after.n_lost
-            kept = text[pos : max(pos, stop)]
+            kept = after.kept(text[pos : max(pos, stop)])
             if after.rejected:
                 kept = [text[pos], *draft.tokens]
             shown.append((pos - before, kept))

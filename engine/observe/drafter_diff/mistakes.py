@@ -140,7 +140,7 @@ class Mistakes:
         """Places of the prompt that the drafter's memory lacks, or has as other tokens. lacked:
         further ones that it may lack."""
         text = self._text
-        for what, places in (read | lacked).items():
+        for what, places in chain(read.items(), lacked.items()):
             about = f"the drafter has not seen {what}"
             yield self._guess(STATE, about, deviation=Deviation("", about, lacks=places))
         named = {f"token {token}": token for token in self._special[:2]}
@@ -217,7 +217,8 @@ class Mistakes:
         parts = [one for one in found if only in ("", one.stage)]
         # a number of a kernel is a simpler mistake than a table, and else few come first
         parts.sort(key=lambda x: (not x.is_number, x.stage != POSITIONS, x.stage != CANDIDATES))
-        for phase, words in PHASES.items():
+        stays = self._model.n_true(2, 3) > 1  # what later passes of a draft write
+        for phase, words in PHASES.items() if stays else [*PHASES.items()][:-1]:
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
                 if not phase and self._text.table is not None:

@@ -8,16 +8,17 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, compress, pairwise, product
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
-from engine.model.layers import OutputHead, RopeTables
+from engine.model.layers import RopeTables
 from engine.model.weights import Embedding, Projection
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, STATE
 from engine.observe.drafter_diff.tensor_changes import (
+    AS_IF,
     CHANGED,
     CHOOSE,
     FACTORS,
@@ -42,6 +43,7 @@ PHASES = {
     "draft": ", while it drafts",
     "alone": ", in passes of one row",
     "joined": ", in passes of several rows",
+    "later": ", in passes after the first of a draft",
 }
 """When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
 _MOST_ALONE, _MOST_TABLES, _NONE = 4, 64, object()
@@ -128,31 +130,34 @@ def of_cells(cells: Any) -> Iterator[PartChange]:
     """What its memory of attention is given, otherwise."""
     factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
-        f"those of the token {which} in its pass": partial(torch.roll, shifts=by, dims=1)
-        for which, by in (("before", 1), ("after", -1))
+        "those of the token before in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
+        "those of the token after in its pass": lambda x: torch.cat((x[:, 1:], x[:, -1:]), 1),
     }
     changes = CHANGED | of_rows | factors
     changes["those of the next head"] = partial(torch.roll, shifts=1, dims=2)
-    for (what, which), (about, change) in product(_CELLS.items(), changes.items()):
-        made = partial(_written, cells.update, which, change)
-        said = f"the {what} that its memory gets are {about}"
-        yield PartChange(STATE, said, ((cells, "update", made),), [*_OF_CELLS])
+    made: dict[str, Any] = {
+        f"the {what} that its memory gets are {about}": partial(_of_cell, which, change)
+        for (what, which), (about, change) in product(_CELLS.items(), changes.items())
+    }
+    made["the values that its memory gets are the keys"] = lambda k, v: (k, k)
+    made["the keys that its memory gets are the values"] = lambda k, v: (v, v)
+    made["its memory gets keys for values, and these for keys"] = lambda k, v: (v, k)
+    for about, change in made.items():
+        changed = ((cells, "update", partial(_written, cells.update, change)),)
+        yield PartChange(STATE, about, changed, ["", "write", "draft"])
 
 
 _CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
-_OF_CELLS = "", "write", "draft"
 
 
-def _written(
-    own: Callable[..., Any],
-    which: tuple[int, int],
-    change: TensorChange,
-    layer: Any,
-    *kv: torch.Tensor | None,
-) -> Any:
-    """AttentionMemory.update, with keys or values changed."""
-    both = zip(kv, which, strict=False)
-    return own(layer, *(change(x) if x is not None and yes else x for x, yes in both))
+def _of_cell(which: tuple[int, int], change: TensorChange, *kv: torch.Tensor) -> list[torch.Tensor]:
+    return [change(x) if yes else x for x, yes in zip(kv, which, strict=True)]
+
+
+def _written(own: Callable[..., Any], change: Callable[..., Any], layer: Any, *kv: Any) -> Any:
+    """AttentionMemory.update, with keys or values changed where there are both of one shape."""
+    k, v = (*kv, None)[:2]
+    return own(layer, *(kv if v is None or k.shape != v.shape else change(k, v)))
 
 
 def _ropes(found: Sequence[Site], places: Sequence[int]) -> Iterator[PartChange]:
@@ -228,6 +233,8 @@ def _operations(
         alone = [([each], each.layer) for each in alike if is_few]
         numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
         for (whose, where), (about, change) in product([(alike, ""), *alone], ways(one)):
+            if where and AS_IF in about:
+                continue  # a table of numbers is hardly of one layer alone
             changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
             phases = [*PHASES] if any(part in about for part in _AT_TIMES) else [""]
             is_number = any(name in about for name in numbers)
@@ -236,11 +243,11 @@ def _operations(
             shape = getattr(one.given[key], "shape", None)
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
-                    change = with_changed({key: lambda _, table=table: table})
+                    change = with_changed({key: partial(_instead, table)})
                     about = f"{one.words} reads the target's {words}, not its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
-            change = with_changed({1: lambda x, at=at: x - (x >= at).to(x.dtype)})
+            change = with_changed({1: partial(_lower_from, at)})
             about = f"{one.words} reads ids from about {at} on one too low"
             yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
@@ -251,6 +258,14 @@ def _operations(
             yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
+
+
+def _instead(other: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return other
+
+
+def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
+    return ids - (ids >= at).to(ids.dtype)
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
@@ -278,25 +293,24 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
                 for key, name in one.weights.items():
                     about = about.replace(f"`{name}`", f"argument {key}")
                 found.setdefault(about, []).append((alike, change))
-        first = own[0][0]
+        stages, name = {alike[0].stage for alike in own}, own[0][0].name
+        stage = BLOCK if len(stages) > 1 else min(stages)
         for about, each in found.items():
             if len(own) == len(each) > 1:
-                said = f"its `{first.name}`, wherever it is called, {about}"
-                yield PartChange(first.stage, said, _elsewhere(each))
-            if about.removeprefix(_READS) in OF_MATRICES:
+                said = f"its `{name}`, wherever it is called, {about}"
+                yield PartChange(stage, said, _elsewhere(each))
+            if about.removeprefix(_READS + AS_IF) in OF_MATRICES:
                 of_matrices[about] = [*of_matrices.get(about, ()), *each]
     for about, both in of_matrices.items():
-        places = [(alike[0], (alike, change)) for alike, change in both]
-        parts = {f" of {one.part.split()[-1]}" for one, _ in places if one.part}
-        groups = {part: [one for it, one in places if it.part.endswith(part)] for part in parts}
-        groups[""] = [one for _, one in places]
-        groups[" but those of OutputHead"] = [
-            one for it, one in places if not it.part.endswith(OutputHead.__name__)
-        ]
-        for which, some in groups.items():
-            if len(some) > 1:
+        whose = [calls[0].part.split()[-1] if calls[0].part else "it" for calls, _ in both]
+        kinds = [*dict.fromkeys(whose)]
+        sizes = range(len(kinds), 0, -1) if len(kinds) <= _MOST_ALONE else (len(kinds), 1)
+        for some in chain(*(combinations(kinds, n) for n in sizes)):
+            yes = [kind in some for kind in whose]
+            if sum(yes) > 1:
+                which = "" if len(some) == len(kinds) else f" of {' and '.join(some)}"
                 said = f"everything that multiplies by a matrix{which} {about}"
-                yield PartChange(BLOCK, said, _elsewhere(some))
+                yield PartChange(BLOCK, said, _elsewhere([*compress(both, yes)]))
 
 
 def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:

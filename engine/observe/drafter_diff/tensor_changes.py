@@ -19,7 +19,7 @@ from engine.model.drafters.dflash import MarkovHead, Selector
 from engine.model.layers import RopeTables
 from engine.model.rope import RopeConfig
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS
-from kernels.linear.blocks import pack_plain
+from kernels.linear import pack
 from kernels.linear.dequant import dequantise
 from kernels.linear.packed import BlockData, PackedWeight
 from kernels.pointwise import geglu, swiglu
@@ -50,7 +50,7 @@ def halves(x: torch.Tensor) -> torch.Tensor:
 
 
 def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers of so many bits, of their largest number."""
+    """Rows as integers of n_bits, in steps of their largest number."""
     step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
 
@@ -69,7 +69,7 @@ def _rotated(x: torch.Tensor) -> torch.Tensor:
     return x / size**0.5
 
 
-_LARGEST_E4M3 = 448.0
+_LARGEST_E4M3, _TINY = 448.0, 1e-30
 ROUNDED: dict[str, TensorChange] = {
     **{f"rounded to about {n} bits": partial(rounded, n) for n in (2, 3, 4)},
     "rounded to e4m3": _as_e4m3,
@@ -90,7 +90,7 @@ CHANGED: dict[str, TensorChange] = {
     "rotated by a Hadamard matrix": _rotated,
 }
 """What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
-_TINY = 1e-30
+AS_IF = "as if it were "
 _MOST_ROUNDED, _BLOCK = 1 << 22, 32
 """Numbers of a matrix that is tried rounded, and those that share a scale."""
 
@@ -128,7 +128,7 @@ def _other_matrix(about: str, matrix: PackedWeight) -> PackedWeight:
     if numbers is None or ("blocks" in about and n_in % _BLOCK):
         return matrix
     other = OF_MATRICES[about](numbers)
-    return pack_plain(other) if other.shape == numbers.shape else matrix
+    return pack(other.contiguous(), "f32") if other.shape == numbers.shape else matrix
 
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
@@ -147,7 +147,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "as about the square root of it", math.sqrt
         yield "as about its square", lambda x: x * x
     elif isinstance(x, PackedWeight):
-        yield from ((about, partial(_other_matrix, about)) for about in OF_MATRICES)
+        yield from ((AS_IF + about, partial(_other_matrix, about)) for about in OF_MATRICES)
     elif isinstance(x, FunctionType) and {"gate", "up"} <= {*signature(x).parameters}:
         for about, other in _other_gates(x):
             yield f"as {about}, not {x.__name__}", lambda _, other=other: other
@@ -158,7 +158,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
             yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
             yield f"with its part {i} of the row before", partial(with_part, i, before)
     elif is_floats(x):
-        yield from ((f"as if it were {about}", change) for about, change in CHANGED.items())
+        yield from ((AS_IF + about, change) for about, change in CHANGED.items())
     if is_floats(x) and is_weight:
         root = x.shape[-1] ** 0.5 if x.dim() > 1 else 1.0
         yield "as ones", partial(torch.full_like, fill_value=root)

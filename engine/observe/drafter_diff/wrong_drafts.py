@@ -311,7 +311,7 @@ def in_passes(text: DraftedText, ahead: int) -> dict[str, Collection[int]]:
         f"the {which} token of each {size} of the prompt": range(at + ahead, n, size)
         for size in sorted({*range(2, _LONGEST_PASS + 1), *POWERS} - {1})
         for which, at in (("first", 0), ("last", size - 1))
-        if 2 * size <= n
+        if size <= n
     }
 
 

@@ -57,8 +57,9 @@ def test_a_number_of_a_kernel_is_tried_before_tables(monkeypatch: pytest.MonkeyP
     made: Any = Mistakes.__new__(Mistakes)
     made._text, made._model = (
         DraftedText(0, [1, 2], [1], None, [draft]),
-        SimpleNamespace(core=core, ahead=0),
+        SimpleNamespace(core=core, ahead=0, cells=None, n_true=lambda *_: 1),
     )
+    made._session, made._special = SimpleNamespace(model=None), []
     changes = ((core, "x", 2),)
     found = [
         PartChange("positions", "a table", changes),
@@ -66,4 +67,5 @@ def test_a_number_of_a_kernel_is_tried_before_tables(monkeypatch: pytest.MonkeyP
         PartChange("block", "a number", changes, is_number=True),
     ]
     monkeypatch.setattr(mistakes, "part_changes", lambda *_: iter(found))
+    monkeypatch.setattr(mistakes, "of_cells", lambda _: iter(()))
     assert [one.about for one in made.of_parts()] == ["A number.", "A table.", "A matrix."]

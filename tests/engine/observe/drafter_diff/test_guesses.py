@@ -194,6 +194,7 @@ def _rounds() -> list[RecordedDraft]:
     [
         ("alone", [2, 13, 4, 5, 6], [10] * 4, [0, 10, 10, 10]),
         ("joined", [12, 3, 14, 15, 16], [0] * 4, [10, 0, 0, 0]),
+        ("later", [2, 3, 4, 5, 6], [0, 10, 10, 10], [0, 10, 10, 10]),
     ],
 )
 def test_a_change_acts_in_passes_of_some_rows(
@@ -353,3 +354,12 @@ def test_a_branch_lacks_what_was_before_it(lost: str, start: int | None) -> None
     model = _Branches(lost)
     model._draft(Entries([4], [0]), 5, [1, 2, 1], 3, 0)
     assert model.removed == ([] if start is None else [(start, 6)])
+
+
+def test_later_passes_of_a_draft_leave_what_was_accepted_of_it() -> None:
+    _, text, model = _guess()
+    model.n_true = lambda n_accepted, n_drafted: 1 + min(n_accepted, n_drafted - 1)
+    text = replace(text, drafts=_rounds())
+    # of the second draft two tokens were accepted; the first of each round is the newest one
+    assert text.alone(model, newest=False) == {4, 5}
+    assert text.alone(model) == {3, 4, 5, 6}

@@ -63,9 +63,15 @@ def _cause(name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens)
 
 
 def _side(
-    name: str, learns: Learns, drafts: Drafts = lambda tokens, _: tokens, *, replays: bool = False
+    name: str,
+    learns: Learns,
+    drafts: Drafts = lambda tokens, _: tokens,
+    *,
+    replays: bool = False,
+    sees: Callable[[list[int]], list[int]] = lambda tokens: tokens,
 ) -> Any:
-    """replays: what is accepted of a draft is verified again after a rejection."""
+    """replays: what is accepted of a draft is verified again after a rejection. sees: what the
+    drafter is shown of the tokens of a round."""
     options, text = _options(name), _text(7)
     spec = DRAFTERS[name]
     of: Any = spec.options_of(options.spec)
@@ -88,7 +94,7 @@ def _side(
             last = n, len(tokens)
             if (known := learns(n, len(tokens))) is not None:
                 drafter.accept(0, known, is_other=False)
-        drafter.observe(0, at, text[at : at + n + 1], _ROWS)
+        drafter.observe(0, at, sees(text[at : at + n + 1]), _ROWS)
         at += n + 1
     return SimpleNamespace(
         drafters=[name],
@@ -221,3 +227,13 @@ def test_what_a_cache_learns_otherwise_is_named(
 def test_right_look_ups_are_not_accused(name: str, replays: bool) -> None:
     side = _side(name, _RIGHT, replays=replays)
     assert LookedUp(side, _options(name)).cause() is None
+
+
+@pytest.mark.parametrize("name", ["ngram-simple", "ngram-mod"])
+def test_what_is_seen_of_a_round_may_be_other_tokens(name: str) -> None:
+    def again(tokens: list[int]) -> list[int]:
+        return tokens[:1] * len(tokens)
+
+    cause = LookedUp(_side(name, _RIGHT, sees=again), _options(name)).cause()
+    assert cause is not None and cause.stage == "drafter state"
+    assert "It sees each token of a round as the first one" in cause.about, str(cause)

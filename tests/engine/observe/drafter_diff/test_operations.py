@@ -80,7 +80,10 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
     assert [a for a in said if added in a]
-    assert [a for a in said if "its `rms_norm`, wherever" in a and a.endswith("less their mean")]
+    about = "its `rms_norm`, wherever it is called, reads argument 0 as if it were less their mean"
+    assert about in said
+    # of what is in several stages the block is wrong
+    assert next(one.stage for one in parts if one.about == about) == "block"
     assert [a for a in said if a.endswith("reads argument 2 as geglu, not swiglu")]
     names = {site.name for site in sites(core)}
     assert {"_rope", "_token_norm", "_input", "_embedding"} <= names
@@ -91,13 +94,14 @@ def test_matrices_tables_and_ids_are_other_ones(eagle: Session) -> None:
     core, right = core.model, _hidden(eagle)
     parts = part_changes(core, lambda: _hidden(eagle), ids=(42,), target=eagle.model)
     ways = {one.about: one for one in parts}
-    bits = "reads its matrix rounded to about 3 bits in blocks of 32"
+    bits = "reads its matrix as if it were rounded to about 3 bits in blocks of 32"
     alone = f"its `linear` in Projection.__call__ (`fuse` of Eagle3) {bits}"
     everywhere = f"everything that multiplies by a matrix {bits}"
     assert len(ways[everywhere].changes) > 1
     for about in (everywhere, next(x for x in ways if x.startswith("its `linear`") and bits in x)):
         with in_place(ways[about].changes):
             assert not torch.equal(_hidden(eagle), right)
+    assert f"everything that multiplies by a matrix of Attention {bits}" in ways
     assert alone not in ways  # what fuses rows is called for the table, not for these
     norm = "its `rms_norm` by `ffn_norm` in Eagle3._layers reads the target's `norm` of OutputHead"
     with in_place(ways[f"{norm}, not its own"].changes):
@@ -139,6 +143,9 @@ def test_a_memory_is_given_other_keys_or_values() -> None:
     with in_place(ways["the keys and values that its memory gets are less their mean"].changes):
         cells.update(0, k)  # of layers that keep keys alone
     assert len(given[2]) == 2
+    with in_place(ways["the values that its memory gets are the keys"].changes):
+        cells.update(0, k, v)
+    assert given[3][2] is k and given[3][1] is k
 
 
 def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from engine.observe.drafter_diff.tensor_changes import CHANGED, other_values, rows_on
-from kernels.linear import linear
+from kernels.linear import linear, pack
 from kernels.linear.blocks import pack_plain
 
 
@@ -49,7 +49,7 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     changes, packed = dict(other_values(pack_plain(x), False)), pack_plain(x)
 
     def numbers(about: str) -> torch.Tensor:
-        return linear(torch.eye(64), changes[about](packed)).T
+        return linear(torch.eye(64), changes[f"as if it were {about}"](packed)).T
 
     by_row, by_block = (
         numbers(f"rounded to about 4 bits{how}") for how in ("", " in blocks of 32")
@@ -58,9 +58,17 @@ def test_matrices_are_rounded_by_rows_and_by_blocks_or_in_another_order() -> Non
     assert torch.equal(by_row[:, 32:], by_block[:, 32:])
     moved = numbers("with halves of its results exchanged")
     assert torch.equal(moved, x[[2, 3, 0, 1]])
-    assert changes["transposed"](packed) is packed  # it is not square
+    assert changes["as if it were transposed"](packed) is packed  # it is not square
     large = replace(packed, shape=(1 << 12, 1 << 12))
-    assert changes["rounded to about 2 bits"](large) is large
+    assert changes["as if it were rounded to about 2 bits"](large) is large
+
+
+def test_matrices_of_any_width_are_other_ones() -> None:
+    x = torch.randn(48, 80, generator=torch.manual_seed(4))
+    changes, packed = dict(other_values(pack(x, "f32"), False)), pack(x, "f32")
+    moved = changes["as if it were with halves of its results exchanged"](packed)
+    found = linear(torch.eye(80), moved).T
+    assert torch.allclose(found, x.roll(24, 0), atol=1e-6)
 
 
 def test_rows_of_any_width_may_be_other_ones() -> None:

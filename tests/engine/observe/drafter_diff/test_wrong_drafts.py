@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.audit.recorded_drafts import RecordedDraft
+from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.wrong_drafts import (
     Ranks,
     as_drawn,
     gap,
+    in_passes,
     is_clear,
     logits_scale,
     ranked,
@@ -162,3 +163,14 @@ def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None
     assert found[two][0] == {30, 60, 70, 130}
     # the first wrong token may be later than the first that is made otherwise
     assert any(steps is not None and 1 in steps and 0 not in steps for _, steps in found.values())
+
+
+def test_entries_at_the_ends_of_passes_of_a_prompt() -> None:
+    text = DraftedText(0, [*range(20)], [9, 12], None, [])
+    found = {what: [*places] for what, places in in_passes(text, 0).items()}
+    assert found["the first token of each 4 of the prompt"] == [0, 4, 8]
+    assert found["the last token of each 4 of the prompt"] == [3, 7]
+    assert found["the last token of each 8 of the prompt"] == [7]
+    assert not any("each 10" in what for what in found)
+    later = in_passes(text, 1)  # of pairs whose token is that of the next position
+    assert [*later["the last token of each 4 of the prompt"]] == [4, 8]
