@@ -43,7 +43,7 @@ class ServerState:
     def __init__(self, joins: Callable[[LogRequest], None]) -> None:
         self.requests: list[LogRequest] = []
         self.pieces: dict[int, bytes] = {}
-        """Texts of drafted or emitted tokens, if they are whole characters."""
+        """Bytes of drafted or emitted tokens, if they are whole characters."""
         self.is_light = True
         self.first_missing = ""
         self.draws = False
