@@ -95,7 +95,7 @@ class TurnTree:
         return number
 
     def messages(self, number: int | None) -> list[Message]:
-        """All messages before the answer of a turn."""
+        """All messages up to a turn's answer, which is included."""
         said: list[Message] = []
         for turn in self.path(number):
             said += [*turn.messages, *([turn.answer] if turn.answer else [])]
@@ -204,8 +204,8 @@ RecordedTurn = tuple[int | None, tuple[Message, ...], Message | None]
 """One turn: index of the previous turn, None for a first one; its messages; and the answer, None at
 the end of the record."""
 RecordedConversation = tuple[list[RecordedTurn], bool, list[dict[str, Any]] | None]
-"""A file's turns in order; whether its messages have roles instead of being plain texts; and tools,
-from the first request."""
+"""A file's turns, parents first; whether its messages have roles instead of being plain texts; and
+tools, from the first request with any."""
 
 
 def read_recorded(path: Path) -> RecordedConversation:

@@ -92,7 +92,7 @@ def _token(file: TypedMetadata, name: str) -> str | None:
 
 
 def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]) -> dict[str, Any]:
-    """The worker's reply; raises an error if it was stopped or died."""
+    """The worker's reply; an `error` of its own kind if it was stopped or died."""
     limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
     request = {"template": template, "variables": variables, "limits": limits}
     try:

@@ -75,7 +75,7 @@ def kept_hash(parts: Sequence[ModelFilePart]) -> str | None:
 
 
 def keep_hash(parts: Sequence[ModelFilePart], found: str) -> None:
-    """Cache a hash, unless the files have just been written or the disk is full."""
+    """Cache a hash, unless the files have just been written; a failure to write it is ignored."""
     newest = max(max(stamp.mtime_ns, stamp.ctime_ns) for _, stamp, _ in parts)
     if time.time_ns() - newest < _SETTLED_NS:
         return

@@ -161,7 +161,7 @@ class PartFile:
 
     def change(self) -> str:
         """WRITTEN, REPLACED, or empty if the file is the opened one or was removed, which is
-        harmless while it is open. Costs one system call, two once the name is gone."""
+        harmless while it is open. Costs one system call, two once it was replaced or removed."""
         if self._is_written:
             return WRITTEN
         try:

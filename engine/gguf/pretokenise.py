@@ -17,8 +17,8 @@ class Splitting(NamedTuple):
     """How tokenizers of one name split and join text.
 
     patterns: applied in turn, each to the pieces of the previous one. whole_words: a piece that is
-    a token is used as it is, whatever its merges. add_bos: default. by_rank: without merges, the
-    order of tokens replaces them.
+    a token is used as it is, whatever its merges. add_bos: if the file does not say. by_rank:
+    without merges, the order of tokens replaces them.
     """
 
     patterns: tuple[str, ...]

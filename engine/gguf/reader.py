@@ -38,9 +38,9 @@ def scale_of(name: str) -> str:
 class TensorReader:
     """Reads the tensors of a file one by one; the total of `progress` is the bytes of all.
 
-    mapped: tensors kept as stored are the mapped file itself, not copies; tables_mapped: those of
-    `rows` only. in_place: copies have the file's layout, with adjacent ones contiguous; otherwise,
-    for tensors that are moved elsewhere, each has memory of its own.
+    mapped: tensors kept as stored are the mapped file itself and change with it; tables_mapped:
+    those of `rows` only. in_place: copies have the file's layout, with adjacent ones contiguous;
+    otherwise, for tensors that are moved elsewhere, each has memory of its own.
     """
 
     def __init__(

@@ -94,8 +94,8 @@ class Against:
     folder: of the build, None = $PATH. works: forward passes. speculative: None leaves it out.
     options: further options of our runs. pairs: measurements so far, by name of the work;
     acceptance: of each pair of requests, (theirs, ours); build: that of llama-bench. memory: peak
-    bytes of llama-server and of this process since its first request, None if the system does not
-    report it. Raises OptionError if a program is missing.
+    bytes of llama-server, and of this process since its own first request, None if the system does
+    not report it. Raises OptionError if a program is missing.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ _REPEATS = 5
 @dataclass(frozen=True, slots=True)
 class PassWork:
     """n_tokens in one forward pass, or `one_by_one`, `repeats` times, each time after the same
-    `depth` of random tokens.
+    `depth` tokens; all are random.
 
     all_logits: computed for every token, as for a draft; else for the last one.
     """

@@ -268,10 +268,10 @@ def bench_splits(
 ) -> dict[str, Any]:
     """Decode verify batches, n_draft + 1 random tokens per sequence, all accepted.
 
-    Both splits decode the same tokens, each with a memory of its own, alternately. Returns n_seqs,
-    n_tokens of each, rollback (the policy), figures by split, and ratio: speed of "equal" over
-    "seq", median over the rounds. Figures: ms and tokens_per_second of the median round over all
-    sequences, n_ubatches per round, and sections: ms per MODEL_SECTIONS.
+    Both splits decode the same tokens in every round, each with a memory of its own; which is first
+    alternates. Returns n_seqs, n_tokens of each, rollback (the policy), figures by split, and
+    ratio: speed of "equal" over "seq", median over the rounds. Figures: ms and tokens_per_second of
+    the median round over all sequences, n_ubatches per round, and sections: ms per MODEL_SECTIONS.
     """
     options = RunOptions()
     n_tokens = n_draft + 1

@@ -234,8 +234,8 @@ def bench_slots(
 
     Per row: configuration; n_slots, one request each; predicted_n, tokens emitted by all;
     tokens_per_second: aggregate, from the first token on (medians over the repetitions, as for
-    wall_s, which includes prompts); acceptance: None without drafts; ratio: of tokens_per_second to
-    the configuration's first row.
+    wall_s, which includes prompts); acceptance: accepted share of drafted tokens, None without
+    drafts; ratio: of tokens_per_second to the configuration's first row.
     """
     for configuration in configurations:
         runs: dict[int, list[dict[str, Any]]] = {n: [] for n in counts}

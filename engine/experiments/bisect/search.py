@@ -257,7 +257,7 @@ class Search:
         )
 
     def _probe(self, fault: Regression) -> Iterator[str]:
-        """Judge a few revisions after it, and note where it was fixed."""
+        """Judge a few revisions after it, and note where it was fixed, by any verdict."""
         bad = self._place(fault.suspects[-1])
         check = next(iter(fault.checks))
         after = [

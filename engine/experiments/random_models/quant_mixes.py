@@ -178,7 +178,7 @@ def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTyp
 
 
 def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
-    """For the first eighth of the blocks, the last one, and every third between."""
+    """For the first and the last eighth of the blocks, and every third between."""
     n = config.n_layer + config.n_mtp
     more = block < n // 8 or block >= 7 * n // 8 or (block - n // 8) % 3 == 2
     return Quant.Q6_K if more and mix in ("q4_k_m", "q5_k_m") else None
@@ -238,8 +238,8 @@ def _fill_q8_0(rng: np.random.Generator, blocks: np.ndarray, std: float) -> None
 def _fill_fp4(
     rng: np.random.Generator, blocks: np.ndarray, std: float, *, scales: np.ndarray, n: int
 ) -> None:
-    """n bytes that select a scale, then nibbles that select levels. Two neighbouring scales are
-    mixed to match the mean square."""
+    """n leading bytes that select a scale, then nibbles that select levels. Two neighbouring scales
+    are mixed to match the mean square."""
     scale = std / _rms(np.array(quants.NVFP4.kvalues))
     low = int(np.searchsorted(scales, scale, "right")) - 1
     first, second = np.square(scales[low : low + 2])

@@ -274,13 +274,13 @@ _TINY_HEADS = 4, 2, 64
 
 
 def _shared(n: int, n_used: int, width: int) -> Keys:
-    """With one shared expert, 512 wide or as wide as the others."""
+    """With one shared expert, as wide as the others but at most 512."""
     return experts(n, n_used, width) | {"expert_shared_feed_forward_length": min(width, 512)}
 
 
 _MOE_1B = _shared(32, 8, 512)
 _MOE_TINY = _shared(8, 2, 256)
-# of 0.69 billion parameters, 0.34 are active per token
+# bailingmoe3: of 0.69 billion parameters, 0.34 are active per token
 _LING = {
     "0.7b": (16, 1024, _N_VOCAB, (8, 128), (512, 128, 64, 128), (3072, 512), (16, 4, 4), 512),
     "tiny": (4, 256, 512, (4, 64), (64, 32, 32, 64), (256, 256), (8, 2, 4), 8),

@@ -200,7 +200,7 @@ def _layers(config: ModelConfig, n_layer: int) -> Keys:
 
 
 def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile:
-    """Blocks of this size. own: further keys. also: of tensors that determine the kind."""
+    """Blocks of this size. own: further keys. also: shapes of tensors that determine the kind."""
     config = target.config()
     n_layer, last = 5 if config.n_embd >= _LARGE else 2, config.n_layer - 1
     keys = {

@@ -308,7 +308,7 @@ def _shown(value: Any) -> str:
 
 
 class _JobMaker:
-    """Makes jobs from settings; each file is read once."""
+    """Makes jobs from settings; each file is looked up once."""
 
     def __init__(self, path: Path, bundled: Bundled, on_demo: bool, elsewhere: bool) -> None:
         self._path, (self._models_of_demo, self._sets) = path, bundled

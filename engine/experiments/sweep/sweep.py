@@ -94,7 +94,7 @@ class Sweep:
 
     def run(self, execute: Executor) -> Iterator[tuple[SweepJob, JobResult, float | None]]:
         """Run pending jobs; the row of a job is written before it is yielded, with the expected
-        time left, seconds, from the mean so far; None if nothing is left.
+        time left, seconds, from the mean since the start; None if nothing is left.
 
         Raises OptionError if a row or trace cannot be written: the job stays pending.
         """

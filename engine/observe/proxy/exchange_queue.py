@@ -12,7 +12,7 @@ from typing import Any
 from engine.observe.server.reply import ExchangeEvent, Inbox, What
 
 LIMIT = 64 * 2**20
-"""Most bytes in a queue that is not read; beyond that, new requests are not recorded."""
+"""Most bytes in a queue that is not read; beyond that, requests are no longer recorded."""
 _MOST_DECODED = 64 * 2**20
 """Most decompressed bytes of a response."""
 _MOST_OF_A_PIECE = 4 * 2**20

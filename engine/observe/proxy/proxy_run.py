@@ -42,8 +42,8 @@ class ProxyRun:
     ) -> None:
         """Listen, and begin a run. port: 0 picks a free one. adds_fields: request the fields that
         show rounds where a client does not. log: the server's log file, joined to the rounds.
-        facts: JSON-able, further facts of the run. Other engines than llama-server would reject or
-        ignore added fields, so their requests pass unchanged.
+        facts: JSON-able, further facts of the run. Engines other than llama-server and llama-swap
+        might reject such fields: their requests pass unchanged.
 
         Raises OptionError for addresses that are invalid or cannot be bound, and for an unreadable
         log.

@@ -47,8 +47,8 @@ _HALF = math.log(2.0)
 """The logit gap of a token with half the probability of the one that should have been chosen."""
 _MOST_DP = 0.05
 _TIE_P = 0.02
-"""Largest difference of probabilities between servers on the same file; and what counts as a
-tie."""
+"""Largest difference of a server's probabilities from ours on the same file; and the gap below
+which two are a tie."""
 _N_PROBS = 20
 _ANY_TEXT = "def add(first, second):\n    return first + second\n"
 """Text to tokenize and probe with if the run has no prompt as text."""

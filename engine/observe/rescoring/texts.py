@@ -194,7 +194,7 @@ _SEEDS = (1, 2, 3)
 _ENOUGH = 4096
 """Positions after which no further texts are measured: by then the largest change has occurred."""
 _FINE = 3
-"""Jitter of no more than the difference between sums, as in engine.compare.peer_lane."""
+"""The seed jittered only as much as sums differ, as in engine.compare.peer_lane."""
 
 
 class HalfCells(AttentionKV):

@@ -31,7 +31,7 @@ _MOST_FINDINGS = 8
 _DIGIT = 0.0005
 """Possible error of a share with three digits."""
 _FEW = 2
-"""Sliding window, if the memory has none."""
+"""Smallest logged size of a real sliding window; smaller ones mean none."""
 _LEAST_AGAIN = 32
 """Fewer tokens are not reported: a template's end, the last token."""
 
@@ -39,9 +39,9 @@ _LEAST_AGAIN = 32
 class LoggedPrompt(Struct):
     """One request. Checkpoints by tokens covered; None: not logged. by: how the slot was chosen.
     similarity: common shares of the prompt and of the slot's text, with three digits. held: the
-    slot's checkpoints when the prompt arrived. before: prompt tokens that the slot had processed
-    before. back_to: position to return to, a window before the common end; has_window: whether
-    there is one."""
+    slot's checkpoints when the prompt arrived. before: tokens of the slot's previous prompt.
+    back_to: position to return to, a window before the common end; has_window: whether there is
+    one."""
 
     slot: int
     by: str = ""

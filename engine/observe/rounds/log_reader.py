@@ -45,8 +45,8 @@ _NUMBERS = re.compile("[0-9]+")
 _BETWEEN = ("impl", "candidate", "statistics")
 """Lines of a server between those of a slot, after which it continues."""
 _OfReading: TypeAlias = tuple[np.ndarray, list[Any], np.ndarray, tuple[list[str], np.ndarray]]
-"""Lines read alike: their numbers in the block, their columns, which have only values in range, and
-their servers (`Burst.columns`, `Burst.streams`)."""
+"""Lines read alike: their numbers in the block, their columns, which lines are in range, and their
+servers (`Burst.columns`, `Burst.streams`)."""
 _QUIET = Reading("", "nothing", None, "", is_own=False)
 """For lines without any word that a reader looks for."""
 
@@ -349,8 +349,8 @@ class LogReader(LogServers):
         self, reading: Reading, line: int, row: tuple[Any, ...]
     ) -> tuple[bool, tuple[ServerLog, Slot] | None]:
         """Apply a line of a known shape; False if it must be read individually. row: its server,
-        time and values. Also returns who continues if the next line is of the same slot and task,
-        at no earlier time."""
+        time and values. Also returns the server and slot that continue if the next line is of the
+        same slot and task, at no earlier time."""
         whose = reading.whose
         server, us = self._by_stream.get(row[0]), row[1]
         if server is None or server.is_waiting:

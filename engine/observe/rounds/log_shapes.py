@@ -195,9 +195,9 @@ def without_repeats(
     whose: np.ndarray, is_silent: np.ndarray, todo: np.ndarray
 ) -> tuple[np.ndarray, list[bool]]:
     """Lines without those that only say that a slot works on a task, as the server's next line
-    does; and which of the rest are of the same slot and task as the previous one of their server.
-    Lines that must be read individually separate the lines of all servers. whose: int64 [4, n], see
-    `LogReader`. is_silent: slot lines without content."""
+    does; and which of the rest are of the same slot and task as their server's previous one with a
+    slot. Lines that must be read individually separate the lines of all servers. whose: int64 [4,
+    n], see `LogReader`. is_silent: slot lines without content."""
     is_known = whose[0, todo] >= 0
     part = np.cumsum(~is_known)
     order = np.argsort(whose[0, todo], kind="stable")

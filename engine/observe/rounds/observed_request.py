@@ -20,7 +20,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MOST_COUNTING = 16
 _NO_DATA = (b"", b"[DONE]", b"null")
 _FEWEST = 2
-"""Number of events up to which they are split individually."""
+"""Up to this many events are parsed individually: none is between two others."""
 
 
 class EventReader:

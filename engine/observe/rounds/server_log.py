@@ -80,13 +80,13 @@ class ServerLog(ServerState):
         """File name of the model."""
         self.build = ""
         self.launch: dict[str, list[str]] = {}
-        """Launch settings by the names of log_words.launch_saying, first values."""
+        """Distinct values by the names of log_words.launch_saying, at most MOST_DRAFTERS."""
         self.is_whole = False
         """Whether the log contains the start of the process."""
         self.n_unread = 0
         """Number of unreadable lines."""
         self.first_unread = ""
-        """The first of them, and why."""
+        """Place of the first of them, and the reason."""
         self.has_wrong_numbers = False
         self.last_read: Read | None = None
         """The reading of the newest line, if it applies to its shape."""

@@ -43,7 +43,7 @@ class ServerState:
     def __init__(self, joins: Callable[[LogRequest], None]) -> None:
         self.requests: list[LogRequest] = []
         self.pieces: dict[int, bytes] = {}
-        """Texts of drafted or emitted tokens, if they are whole characters."""
+        """Bytes of drafted or emitted tokens, if they are whole characters."""
         self.is_light = True
         self.first_missing = ""
         self.draws = False
@@ -259,7 +259,7 @@ class ServerState:
 
     def on_adapted(self, *args: Any) -> bool:
         """Adaptive depth has chosen another longest draft for a slot: the message's, its
-        sequence's, or the previous line's. The value it replaces applied to all earlier rounds."""
+        sequence's, or the previous line's. Until the first change the replaced value applied."""
         *slots, _, number, before, after = args
         if number is None and self._current is not None:
             number = self._current.slot

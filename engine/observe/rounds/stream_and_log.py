@@ -83,7 +83,7 @@ class LogJoin:
                 return
 
     def _free(self) -> Iterator[tuple[int, LogRequest]]:
-        """The log's newest requests without an answer."""
+        """The log's newest requests that no answer has taken."""
         n = len(self._log.requests)
         for i in range(max(n - _MOST_LOOKED_AT, 0), n):
             if i not in self._taken:

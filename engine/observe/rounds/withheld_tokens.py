@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import pairwise
 
 _MOST_TAIL = 64
-"""Tokens of a round after its last chunk."""
+"""Most tokens of a round after its last chunk."""
 
 _MOST_HIDDEN, _HIDDEN_EACH = 1 << 17, 16
 """Limits of tokens without a chunk of their own: per server, plus some for every chunk."""
@@ -41,8 +41,8 @@ class PlaneReach:
         tokens: their rounds depend on what is known about the planes."""
 
     def hold_back(self, n_tokens: int, n_chunks: int = 1) -> bool:
-        """Count chunks with this many additional tokens. False if they exceed what a server can
-        hold back."""
+        """Count chunks with this many additional tokens. False if those of all chunks so far exceed
+        what a server can hold back."""
         left = self._n_hidden_left + _HIDDEN_EACH * n_chunks - n_tokens
         self._n_hidden_left = max(left, 0)
         return left >= 0

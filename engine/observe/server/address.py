@@ -14,7 +14,7 @@ SERVICE = "draftscope"
 
 
 def server_address(text: str) -> str:
-    """An address as typed, completed with a scheme and without a common path prefix.
+    """An address as typed, completed with a scheme and without a final /v1.
 
     Raises OptionError for one that names no server.
     """

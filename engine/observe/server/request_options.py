@@ -38,8 +38,8 @@ _FIXED = ("prompt", "stream", "timings_per_token")
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What only llama-server takes with a request. fields: any other fields by name, passed
-    unchecked."""
+    """What only llama-server takes with a request. fields: any others by name, whose meaning the
+    server decides. Raises OptionError for one of _FIXED."""
 
     GROUP: ClassVar[str] = "request"
     stop: tuple[str, ...] = option(
@@ -141,7 +141,7 @@ def completion(
     model: str = "",
 ) -> ServerRequest:
     """A request to a llama-server to continue a prompt so that rounds can be read: a stream with
-    the timings of every token, without the slot's cached prompt. model: one of a router's."""
+    the timings of every token, by default without the slot's cache. model: one of a router's."""
     more = more or RequestOptions()
     body: dict[str, Any] = {"model": model} if model else {}
     body |= {
