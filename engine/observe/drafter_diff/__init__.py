@@ -1,1 +1,2 @@
-"""One target and one drafter in two engines: what makes the drafts, or their acceptance, differ."""
+"""The drafter diff: one target and drafter in two engines; why drafts, or their acceptance,
+differ."""

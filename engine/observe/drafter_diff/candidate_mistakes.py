@@ -1,5 +1,5 @@
-"""Mistakes in choosing what is drafted among a drafter's right candidates: maps of ids, ranks, ids
-left out, penalties, draws."""
+"""Mistakes in choosing a draft among a drafter's right candidates: id maps, ranks, ids left out,
+penalties, sampling."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from engine.audit.draft_models import Candidates
 from engine.observe.drafter_diff.records import FEW, Drafts, one_for_one
 
 Change = Callable[[Candidates, Sequence[int]], Candidates]
-"""What a mistake makes of the candidates of a row, best first, after these tokens of text and
-draft."""
+"""The wrong candidates of a row, best first, given the right ones and the preceding tokens of text
+and draft."""
 N_BEFORE = 64
-"""Tokens that candidates may depend on, as llama.cpp's penalties do."""
+"""Preceding tokens that candidates may depend on, as llama.cpp's penalties do."""
 _SHOWS_SHIFT, _N_PARTS = 0.8, 4
 _PENALTIES, _REACHES = (1.1, 1.25, 1.35, 1.5, 1.75, 2.0, 2.5), (N_BEFORE, 32, 24, 16, 8)
 _LEADS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
@@ -26,7 +26,7 @@ _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
-    """ids: the target's, by rows of the drafter's head (d2t)."""
+    """Mistakes of an id map. ids: target ids by rows of the drafter's head (d2t)."""
     rows, offsets = range(len(ids)), [token - row for row, token in enumerate(ids)]
     wrong = {
         "is not applied": [*rows],
@@ -38,7 +38,7 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
     for by in (y for x in (1, 2, 3, 4) for y in (x, -x)):
         how = f"{abs(by)} row{'s' * (abs(by) > 1)} {'on' if by > 0 else 'before'}"
         wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
-    for kind in ("bfloat16", "float16"):  # as where all of a file is read as one type
+    for kind in ("bfloat16", "float16"):  # if all of a file is read as one type
         near = [torch.tensor(x).to(getattr(torch, kind)).long().tolist() for x in (ids, offsets)]
         wrong[f"has ids that are rounded to {kind}"] = near[0]
         wrong[f"has offsets that are rounded to {kind}"] = [*map(add, rows, near[1])]
@@ -54,7 +54,7 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
 
 
 def of_choice() -> Iterator[tuple[str, Change]]:
-    """Whatever the drafter."""
+    """Mistakes that any drafter may make."""
     for rank in (1, 2, 3):
         about = f"the candidate of rank {rank + 1} is drafted, not the best one"
         yield about, partial(_from_rank, rank)
@@ -68,7 +68,7 @@ def of_choice() -> Iterator[tuple[str, Change]]:
     yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
-        # as llama.cpp's penalties of repeated tokens
+        # llama.cpp's penalties of repeated tokens
         weaker[f"penalised, by about {x:g}"] = lambda v, _, x=x: v / x if v > 0 else v * x
         lowered = f"lowered by {2 * x - 2:g} or so"
         weaker[f"{lowered} (presence penalty)"] = lambda v, _, x=x: v - 2 * (x - 1)
@@ -81,14 +81,15 @@ def of_choice() -> Iterator[tuple[str, Change]]:
 
 
 Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
-"""Some drafts, right tokens by round, and how often a right candidate was better than the token
-that was drafted, by place in a draft."""
+"""Some drafts, right tokens by round, and how often a right candidate was better than the drafted
+token, by draft position."""
 
 
 def observed(
     drafts: Drafts, seen: Seen, shown: Callable[[int], str], first: int = 0
 ) -> Iterator[tuple[str, Change]]:
-    """What explains a part of anything. drafts: all; first: of their tokens from this one on."""
+    """Mistakes built from observed drafts, which explain a part of anything. drafts: all; first:
+    only their tokens from this one on."""
     window, best, by_place = seen
     above = Counter(t for (i, t), n in by_place.items() if i >= first for _ in range(n))
     drafted = {token for draft in drafts for token in draft.tokens[first:]}
@@ -152,11 +153,11 @@ def _unless_clear(lead: float, row: Candidates, text: Sequence[int]) -> Candidat
 def _rounded(step: float, sign: int, row: Candidates, _: Sequence[int]) -> Candidates:
     steps = {token: round(value / step) for token, value in row.items()}
     order = sorted(row, key=lambda t: (-steps[t], sign * t))
-    return {token: -float(i) for i, token in enumerate(order)}  # clear of each other
+    return {token: -float(i) for i, token in enumerate(order)}  # clearly apart
 
 
 def of_shards(n_vocab: int) -> Iterator[tuple[str, Change]]:
-    """Parts of an output head that are put together in another order."""
+    """Parts of an output head in another order."""
     for n in (n for n in (2, 4, 8) if n_vocab % n == 0):
         size, orders = n_vocab // n, {"reverse": [*range(n)][::-1]}
         for by in (1, -1) if n > 2 else ():

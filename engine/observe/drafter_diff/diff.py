@@ -1,4 +1,4 @@
-"""The comparison of two runs with one drafter: every cause that is found, the first one first."""
+"""The comparison of two runs with one drafter: all causes found, in order."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ _MOST_PAIRS = 8
 @dataclass(frozen=True, slots=True)
 class PairDiff:
     """One sequence of each run. counts: accepted and drafted tokens. chance: probability that
-    shares as unequal come by chance. n_contexts: at which both have a draft, n_equal: of them,
-    those with equal drafts as far as both go. causes: in their order. missing: what could not be
-    looked at, and how to record it."""
+    acceptance rates differ this much by chance. n_contexts: contexts where both have a draft,
+    n_equal: those with equal drafts as far as both go. causes: in order. missing: what could not be
+    checked, and how to record it."""
 
     seq_a: int
     seq_b: int
@@ -69,15 +69,15 @@ class PairDiff:
 
 @dataclass(frozen=True, slots=True)
 class DrafterDiff:
-    """What came of it. has_model: drafts were made again with the drafter at hand."""
+    """The result. has_model: drafts were made again with the model."""
 
     pairs: tuple[PairDiff, ...]
     has_model: bool
 
     @property
     def first(self) -> Cause | None:
-        """The first cause of all pairs, of drafts one that explains them where any does; of one
-        that not all of them have, its sequence is said."""
+        """The first cause of all pairs, for drafts preferably one that explains them; one that not
+        all pairs have names its sequence."""
         causes = [(cause, pair) for pair in self.pairs for cause in pair.causes]
         first, pair = min(causes, key=_by_order, default=(None, None))
         if first is None or pair is None or len(self.pairs) == 1:
@@ -100,7 +100,7 @@ def _by_order(found: tuple[Cause, PairDiff]) -> tuple[bool, bool, int]:
 
 
 def lines_of(found: DrafterDiff) -> Iterator[str]:
-    """A report of it, the first cause in its first line."""
+    """The report, with the first cause in its first line."""
     first = found.first
     yield (
         f"first cause: {first.stage}{_of(first)}. {first.about}"
@@ -146,10 +146,10 @@ def drafter_diff(
     handed: Sequence[np.ndarray | None] = (None, None),
     values: Sequence[StageValues | None] = (None, None),
 ) -> DrafterDiff:
-    """Compare two runs. session: the target with the drafter, to make drafts again. handed: of
-    each run the rows that its target gave the drafter, where they are known (LlamaSource); values:
-    what its drafters computed, where it was watched. Raises OptionError for a run without rounds,
-    and what the models' passes raise."""
+    """Compare two runs. session: the target with the drafter, to make drafts again. handed: per run
+    the rows that its target gave the drafter, if known (LlamaSource); values: what its drafters
+    computed, if watched. Raises OptionError for a run without rounds, and what the models' passes
+    raise."""
     known: tuple[Identity, ...] = ()
     if session is not None:
         from engine.observe.rescoring.identity import identify
@@ -164,7 +164,7 @@ def drafter_diff(
         _check_vocabulary(name, run, "the model at hand" if session else "B", of_model)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
-    if any(names) and not all(names):  # records do not say which
+    if any(names) and not all(names):  # not in every record
         for side in sides:
             side[:] = [replace(one, drafters=names[0] or names[1]) for one in side]
     if all(names) and not {*names[0]} & {*names[1]}:
@@ -194,8 +194,8 @@ def _pair(
     cancelled: Callable[[], bool],
     given: Sequence[tuple[np.ndarray | None, Identity, Cause | None]],
 ) -> PairDiff:
-    """given: with a session, of each side the rows that were handed over, whether its model is that
-    of the session, and what was watched."""
+    """given: with a session, per side the rows handed over, whether its model is the session's, and
+    the watched values."""
     causes: list[Cause] = []
     contexts = same_contexts(a, b)
     if (prompt := prompt_cause(a, b)) is not None:
@@ -214,7 +214,7 @@ def _pair(
     missing = [Missing(*no_drafts(side.name)) for side in (a, b) if not side.drafts]
     is_drafted = not missing
     if session is not None and is_drafted:
-        # drafts of other texts are others, right or wrong
+        # drafts after another text differ, right or wrong
         missing += [] if prompt is None else [_AFTER_OTHERS]
         from engine.observe.rescoring.identity import SAME, is_observed
 
@@ -257,7 +257,7 @@ def _pair(
             n_else.append(choices.n_else)
     near = [one for one in causes if one.about == NEAR_CHOICE]
     have_some = len(n_else) == len((a, b)) and all(n for n, _ in n_else)
-    if near and have_some and _chance(*n_else) > _UNLIKELY:  # no setting of one
+    if near and have_some and _chance(*n_else) > _UNLIKELY:  # another setting would have some
         missing.append(_CLOSE)
         causes = [one for one in causes if one not in near]
     for side, partner, all_of in ((a, b, sides[0]), (b, a, sides[1])) if is_drafted else ():
@@ -273,14 +273,14 @@ def _pair(
                 causes += filter(None, [LookedUp(side, options, cancelled, others).cause()])
     causes += stated.values()
     if prompt is None and (causes or n_common(a, b) < min(len(a.text), len(b.text))):
-        causes += cell_causes(a, b)  # which need not change anything
+        causes += cell_causes(a, b)  # which may have no effect
     root = width_cause(a, b, contexts)
     if not is_drafted:
         pass
-    elif len(judged) < 2 and not (stated or a.draws or b.draws):  # drawn ones differ by chance
+    elif len(judged) < 2 and not (stated or a.draws or b.draws):  # sampled ones differ by chance
         by_ids = list(draft_causes(a, b, contexts)) if root is None else []
         causes += [one for one in by_ids if not any(one.stage == known.stage for known in causes)]
-    elif not a.looks_up and root is None:  # the lengths of look-ups are of what they find
+    elif not a.looks_up and root is None:  # a lookup's draft lengths depend on what it finds
         equal = [pair for pair in contexts if n_equal(*pair) is None and pair[0].tokens]
         causes += length_causes(a, b, equal)
     causes = with_limits(a, b, causes) if prompt is None else causes
@@ -302,8 +302,8 @@ def _pair(
 
 
 def _check_vocabulary(name: str, run: RunRef, other: str, piece_of: Callable[[int], bytes]) -> None:
-    """Raises OptionError where most tokens of a run are other text elsewhere. A few may be, as
-    those that one engine shows and another does not."""
+    """Raises OptionError if most tokens of a run have another text in the other vocabulary. A few
+    may, such as those that only one engine renders."""
     both = [(i, own, piece_of(i)) for i, own in run.store.pieces.items() if own and piece_of(i)]
     differ = [one for one in both if one[1] != one[2]]
     if len(differ) > max(FEW, len(both) / 2):
@@ -316,7 +316,7 @@ def _check_vocabulary(name: str, run: RunRef, other: str, piece_of: Callable[[in
 
 
 def _chance(one: Counts, other: Counts) -> float:
-    """Probability that shares as unequal come by chance."""
+    """Probability that acceptance rates differ this much by chance."""
     return min(1.0, 2 * min(fisher_less(*one, *other), fisher_less(*other, *one)))
 
 
@@ -351,7 +351,7 @@ _TOLD = "A llama-server log of -lv 5 with LLAMA_TRACE=1"
 def _missing(
     a: DraftSide, b: DraftSide, contexts: Sequence[object], session: Session | None
 ) -> Iterator[Missing]:
-    """Each fact that would have shown more."""
+    """Each missing fact that would have shown more."""
     for side in (a, b):
         source = side.run.facts.source
         remedy = f"{_TOLD} has them: join it (--log of observe or import)."

@@ -1,5 +1,5 @@
-"""Where drafts end: which number of a token is compared with which p_min, and which drafts are too
-short to be sent."""
+"""Ends of drafts: which number of a token is compared with p_min, and which drafts are too short to
+send."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _FLOORS = [round(0.05 * i, 2) for i in range(20)]
 
 
 class DraftEnd(NamedTuple):
-    """A draft as long as it was sent, and the candidates of as many tokens as it might have had:
-    logits f64 [n, k], the best first; sure: what a confidence head says of each, or empty."""
+    """A draft as sent, and the candidates of as many tokens as it might have had: logits f64 [n,
+    k], best first; sure: a confidence head's outputs, or empty."""
 
     pos0: int
     length: int
@@ -29,7 +29,7 @@ class DraftEnd(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What is compared: `number` of _numbers with p_min."""
+    """A comparison: `number` of _numbers with p_min."""
 
     about: str
     number: str
@@ -39,7 +39,7 @@ class _Rule(NamedTuple):
 
 
 def wrong_ends(drafts: Sequence[DraftEnd], p_min: float, n_min: int) -> list[int]:
-    """Positions of drafts that end otherwise than they should; empty for a few."""
+    """Positions of drafts that do not end as they should; empty if they are few."""
     numbers = [*map(_numbers, drafts)]
     usual = next(iter(numbers[0] if numbers else ()), "")
     found = _wrong(_Rule("", usual, p_min, n_min), drafts, numbers)
@@ -49,12 +49,12 @@ def wrong_ends(drafts: Sequence[DraftEnd], p_min: float, n_min: int) -> list[int
 def ends_words(
     drafts: Sequence[DraftEnd], wrong: Sequence[int], p_min: float, n_min: int
 ) -> tuple[str, int]:
-    """The rule by which drafts end where these do not as they should: a sentence, and how many
-    would by it. Where no rule gives most of them, what is known is said."""
+    """The rule by which drafts end if not as they should: a sentence, and how many would end by it.
+    If no rule gives most of them, what is known."""
     numbers = [*map(_numbers, drafts)]
     rules = _rules([*numbers[0]], p_min, n_min)
     left = [(len(_wrong(rule, drafts, numbers)), rule) for rule in rules]
-    # a fitted bound says less than another number does
+    # a fitted bound proves less than another number
     n, rule = min(left, key=lambda pair: pair[0] + _FITTED * pair[1].is_fitted)
     if n <= (_EXPLAINS_FITTED if rule.is_fitted else _EXPLAINS) * len(wrong):
         return rule.about, n
@@ -65,7 +65,7 @@ def ends_words(
 
 
 def _rules(numbers: Sequence[str], p_min: float, n_min: int) -> Iterator[_Rule]:
-    """numbers: by which drafts may end, first the usual one."""
+    """numbers: those by which drafts may end, the usual one first."""
     usual, *others = numbers
     if p_min:
         for number in others:
@@ -80,7 +80,7 @@ def _rules(numbers: Sequence[str], p_min: float, n_min: int) -> Iterator[_Rule]:
 
 
 def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
-    """What may be compared with p_min, of each token, f64 [n], first what is."""
+    """Numbers per token that may be compared with p_min, f64 [n], the right one first."""
     logits, sure = draft.logits[:, :N_CANDIDATES], np.array(draft.sure)
     shares, of_all = _shares(logits), _shares(draft.logits[:, :N_BEFORE])
     share, second = shares[:, 0], shares[:, 1] if shares.shape[1] > 1 else 0.0
@@ -125,7 +125,7 @@ def _shares(logits: np.ndarray) -> np.ndarray:
 def _wrong(
     rule: _Rule, drafts: Sequence[DraftEnd], numbers: Sequence[Mapping[str, np.ndarray]]
 ) -> list[int]:
-    """Positions of drafts that do not end by a rule, whatever rounding did."""
+    """Positions of drafts that do not end by a rule, within rounding."""
     found = []
     for draft, known in zip(drafts, numbers, strict=True):
         number = known.get(rule.number)

@@ -1,5 +1,5 @@
-"""Guesses of what was done otherwise in wrong drafts, tried by making these again: everywhere, and
-in the scopes that wrong drafts show."""
+"""Guesses of a mistake in wrong drafts, tested by making the drafts again: everywhere, and in the
+scopes that the wrong drafts suggest."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from engine.observe.drafter_diff.records import FEW, STAGES, UNEXPLAINED, Drafts
 Rows = Mapping[int, Sequence[Candidates]]
 """Candidates of drafts, by round."""
 GOES_ON = Deviation("", "", best=True)
-"""A step goes on from the best token of the one before, whatever was drafted."""
+"""A step continues from the best token of the previous one, whatever was drafted."""
 ROUNDED = 0.05
-"""Share of the best tokens that rounding of another engine may move."""
+"""Probability of the best tokens that another engine's rounding may move."""
 EXPLAINS, _EXPLAINS_SCOPED = 0.34, 0.1
-"""Of the distance from right drafts, what a mistake may leave to be taken for the cause, which has
-to give most drafts; of one that is made in a scope, less."""
+"""Share of the distance from right drafts that a mistake may leave to count as the cause, which
+must give most drafts; a scoped mistake less."""
 _NEAR_FIRST, _NEAR = 0.5, 0.03
-"""What a mistake may leave of the wrong drafts that it is tried on first, and what one leaves that
-is so near that no part is tried."""
+"""Share of the first wrong drafts that a mistake may leave to be tried further, and a share so
+small that no part is tried."""
 _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
-"""Drafts that are made again at most to try mistakes in scopes, wrong ones that have to show one,
-those of which the most wrong one is tried first, and drafts from the first wrong one on that a
-mistake has to give a part of before it is tried on all."""
+"""Most drafts made again to try scoped mistakes, wrong drafts that must show one, drafts of which
+the most wrong one is tried first, and drafts from the first wrong one on of which a mistake must
+give a part before it is tried on all."""
 _SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 40.0, 15.0, 0.45, 0.25
-"""Of the processor, within which mistakes in parts are tried, and where so few drafts are wrong
-that only one that gives them counts; of it, the part within which those in scopes are, and what
-there is at least for two mistakes at once. Drafts of a large model take long each."""
+"""CPU seconds for trying mistakes in parts, and if drafts are so few that only one that gives all
+of them counts; the share of them for scoped ones, and the least for two mistakes at once. Drafts of
+a large model are slow."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
-"""Of the distance from right drafts, what one of two mistakes may leave."""
+"""Share of the distance from right drafts that one of two mistakes may leave."""
 CHANCE = 0.1
-"""Mistakes that are likely to give by chance what one gives that is taken for the cause."""
+"""Expected number of mistakes that give by chance what the assumed cause gives."""
 _WIDTHS = ("alone", "joined", "later")
 _SECONDS_EQUAL, _MOST_EQUAL = 3.0, 4
-"""Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
+"""CPU seconds for finding other mistakes that give all drafts; how many of them are reported."""
 _NUMBER = re.compile(r"-?[\d.]+(?:e[-+]?\d+)?")
 
 
 Scope = tuple[str, Collection[int] | None, Collection[int] | None]
-"""Where a mistake is made: in words after a sentence; at which positions of newest tokens, and in
-which drafted tokens from 0, None = all."""
+"""Where a mistake is made: words after a sentence; positions of newest tokens, and drafted tokens
+from 0, None = all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
     """A mistake. about: a sentence. deviation, text, model: what is replayed; change: of the
-    candidates, None for none; left: what is in memory with a draft beyond the text's, by round;
-    changes: what is in place of attributes of the model or its parts; during: of PHASES, when they
-    are in force. steps: the drafted tokens that it is seen in, None = all; where in the text it is,
-    the deviation says."""
+    candidates, None for none; left: entries in memory at a draft beyond the text's, by round;
+    changes: replacements of attributes of the model or its parts; during: of PHASES, when they
+    apply. steps: drafted tokens that show it, None = all; its places in the text are the
+    deviation's."""
 
     stage: str
     about: str
@@ -79,8 +79,8 @@ class Guess:
     steps: Collection[int] | None = None
 
     def within(self, scope: Scope, right: DraftedText) -> Guess | None:
-        """The same in a scope alone, None where it cannot be so. right: the text with its own rows,
-        which it has elsewhere."""
+        """The same mistake in a scope alone, None if impossible. right: the text with its own rows,
+        used elsewhere."""
         words, places, steps = scope
         text, model, changes, during = self.text, self.model, self.changes, self.during
         if self.left or self.deviation.lacks:
@@ -104,7 +104,7 @@ class Guess:
         return replace(made, changes=changes, during=during)
 
     def together(self, other: Guess, right: Guess) -> Guess | None:
-        """Both mistakes at once, None where they change one thing. right: a draft without one."""
+        """Both mistakes at once, None if they change the same thing. right: a draft without any."""
         parts: dict[str, Any] = {}
         for name in ("deviation", "text", "model", "change", "left", "changes", "during", "steps"):
             both = [getattr(one, name) for one in (self, other)]
@@ -119,29 +119,29 @@ class Guess:
 
     @property
     def is_scoped(self) -> bool:
-        """Whether it is made in some places alone."""
+        """Whether it is limited to some places."""
         return self.steps is not None or self.deviation.places is not None
 
     @property
     def goes_by_drafts(self) -> bool:
-        """Whether what is in memory may come of the drafts before, not of the text alone."""
+        """Whether memory may depend on earlier drafts, not only on the text."""
         own = replace(self.deviation, what="", about="", places=None, best=False)
         own = replace(own, row_shift=0, token_shift=0, lacks=(), window=0, spares=False)
         return bool(self.left) or own != Deviation("", "")
 
     def drafts_alone(self, right: DraftedText) -> bool:
-        """Whether all that is in memory is right, and drafts are made otherwise from it."""
+        """Whether memory is right, and drafts are made wrongly from it."""
         is_right = self.text is right and replace(self.deviation, places=None) in (CLEAN, GOES_ON)
         is_right = is_right and not self.left
         return is_right and (self.during == "draft" or not self.changes)
 
     def acts(self, pos0: int, step: int = 0) -> bool:
-        """Whether it is made in a draft after pos0 tokens, at one of its steps."""
+        """Whether it applies to a draft after pos0 tokens, at this step."""
         return self.deviation.acts(pos0) and (self.steps is None or step in self.steps)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """While it is replayed."""
+        """A context in which it is applied."""
         model, changes = self.model, self.changes
         if changes and (self.during or self.is_scoped):
             changes = tuple(
@@ -157,7 +157,7 @@ class Guess:
             yield
 
     def _write(self, own: Callable[[Entries], None], entries: Entries) -> None:
-        """DraftModel.write, with the changes where the mistake is."""
+        """DraftModel.write, with the changes where the mistake applies."""
         start, before, inside = 0, self.model.newest_row(0), self._of_width()
         acting = [self.deviation.acts(at - before) and inside(at) for at in entries.positions]
         for acts, some in groupby(acting):
@@ -167,7 +167,7 @@ class Guess:
             start = stop
 
     def _write_left(self, own: Callable[[Entries], None], entries: Entries) -> None:
-        """DraftModel.write_left, likewise: what it writes is of a draft's later steps."""
+        """DraftModel.write_left, likewise: it writes a draft's later steps."""
         for i, at in enumerate(entries.positions):
             acts = self.acts(at - i - 1 + self.model.ahead, i + 1)
             with in_place(self.changes if acts else ()):
@@ -195,7 +195,7 @@ class Guess:
             return own(newest, *more, **options)
 
     def _of_width(self) -> Callable[[int], bool]:
-        """Whether entries at a position are written when the changes are in force."""
+        """Whether the changes apply to entries written at a position."""
         if self.during not in _WIDTHS:
             return lambda at: True
         alone = self.text.alone(self.model, newest=self.during != "later")
@@ -203,14 +203,14 @@ class Guess:
 
 
 _Tried = tuple[Guess, float, bool]
-"""A guess, what it may leave, and whether it is of one of many parts."""
+"""A guess, the share that it may leave, and whether it is one of many parts."""
 
 
 class Trials:
     """Trials of guesses on the drafts of a text.
 
-    rows: candidates of right drafts, and the same where each step goes on from the best token of
-    the one before. apart: the distance of drafts with a guess's choice of candidates.
+    rows: candidates of right drafts, and the same if each step continues from the best token of the
+    previous one. apart: the distance of drafts under a guess's choice of candidates.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Trials:
         self._right = Guess("", "", CLEAN, text, model)
 
     def rows(self, guess: Guess) -> Rows:
-        """What a guess of the choice among candidates chooses from."""
+        """The rows that a guess about the choice of candidates chooses from."""
         return self._rows[guess.deviation.best]
 
     def clean(self, drafts: Drafts) -> float:
@@ -235,7 +235,7 @@ class Trials:
     def left(
         self, guess: Guess, drafts: Drafts, most: float = math.inf, n_kept: int = 0
     ) -> dict[int, float]:
-        """What a guess leaves between, by round, until it is more than `most`. n_kept: see
+        """The distance that a guess leaves, by round, until it exceeds `most`. n_kept: see
         Redrafts.of."""
         apart = self._apart(guess)
         right = (guess.text is self._text and guess.model is self._model) and not guess.left
@@ -262,15 +262,15 @@ class Trials:
         *,
         is_sure: bool = True,
     ) -> tuple[Guess | None, dict[int, float]]:
-        """The guess that gives most of a window of drafts, and what it leaves.
+        """The guess that gives most of a window of drafts, and the distance that it leaves.
 
-        guesses: with what each may leave, and whether it is of one of many parts. more: the window
-        and drafts after it. probes: the first wrong one, or two of which rounding may have turned
-        one, up to their first wrong tokens. scopes: where wrong drafts show that it may be. Each
-        guess is tried everywhere, on a few drafts first, and then in each scope on the first probe
-        alone, after right ones; those that give it are tried on more, until _MOST_SCOPED are made
-        again, or the time is over. is_sure: enough drafts are wrong that there is a cause, whether
-        it is found or not.
+        guesses: with the share that each may leave, and whether it is one of many parts. more: the
+        window and later drafts. probes: the first wrong one, or two if rounding may have flipped
+        one, up to their first wrong tokens. scopes: suggested by the wrong drafts. Each guess is
+        tried everywhere, on a few drafts first, then in each scope on the first probe alone, after
+        right ones; those that give it are tried on more, until _MOST_SCOPED drafts are made again
+        or the time is over. is_sure: enough drafts are wrong that there is a cause, whether it is
+        found or not.
         """
         started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         until = started + _OF_SCOPES * seconds
@@ -282,7 +282,7 @@ class Trials:
         near = {i for one in wrong[:_MOST_SHOWN] for i in (drafts.index(one),)}
         shown = [drafts[i] for i in sorted({i - 1 for i in near if i} | near)]
         stretch = drafts[max(0, at - 1) : at + _STRETCH]
-        # what drafts otherwise from right memory is seen best in the draft that is most wrong
+        # a wrong draft from right memory shows best in the most wrong one
         leads = (
             [*drafts[max(0, at - 1) : at], probes[0]],
             [max(wrong[:_MOST_PROBED], key=lambda one: self.clean([one]))],
@@ -290,7 +290,7 @@ class Trials:
         n_kept, groups = self._keep(leads[0][0]), [_alike(scopes, lead) for lead in leads]
 
         def gives(guess: Guess, some: Drafts, n_kept: int = 0, share: float = _NEAR_FIRST) -> bool:
-            """Whether it leaves no more than a share of what is between in some drafts."""
+            """Whether it leaves at most this share of the distance of some drafts."""
             nonlocal n_made, is_idle
             whole = self.clean(some)
             found = self.left(guess, some, share * whole, n_kept)
@@ -300,11 +300,12 @@ class Trials:
             return total <= share * whole
 
         def is_over() -> bool:
-            """Whether enough was tried in scopes; of what gives a part everywhere, all are."""
+            """Whether enough was tried in scopes; guesses that give a part everywhere are all
+            tried."""
             return guess is not half and (n_made > _MOST_SCOPED or thread_time() > until)
 
         def is_exact(guess: Guess, limit: float) -> bool:
-            """Whether nothing is left. It is the best one now if it leaves less than others."""
+            """Whether nothing is left. Makes it the best one if it leaves less than the others."""
             nonlocal best, left, most, half, half_left
             limit = min(most, limit)
             found = self.left(guess, window, max(limit, half_left * (best is None)))
@@ -336,13 +337,13 @@ class Trials:
                 is_likely = any(gives(guess, [one], n_before) for one in probes)
                 n_tried, n_given = n_tried + 1, n_given + is_likely
                 is_likely = is_likely and gives(guess, wrong[:_MOST_SHOWN], n_before)
-            else:  # what is wrong in memory may come of all drafts before these
+            else:  # wrong memory may come from all earlier drafts
                 is_likely = guess.change is not None or guess.goes_by_drafts
                 is_likely = is_likely or gives(guess, stretch, share=_HALF)
             if is_likely and is_exact(guess, share * clean):
                 return self._with_equals(guess, guesses, more, probes[0]), left
             if is_part and (is_idle or guess.is_scoped):
-                continue  # it changes nothing of what is wrong first, or is of some rows
+                continue  # it does not change the first wrong drafts, or only some rows
             for alike in groups[alone] if guess.model is self._model else ():
                 one = guess.within(alike[0], self._text)
                 kept = 0 if alike[0][1] and 0 in alike[0][1] else n_kept
@@ -357,7 +358,7 @@ class Trials:
                     inside = [places is None or draft.pos0 in places for draft in window]
                     n_inside = sum(places is None or draft.pos0 in places for draft in wrong)
                     if alone and n_inside < _INSIDE * len(wrong):
-                        continue  # all else would be right
+                        continue  # everything else would be right
                     key = repr(inside) if alone else scope[0]
                     if one is None or key in tried or is_over():
                         continue
@@ -377,7 +378,8 @@ class Trials:
     def _with_equals(
         self, best: Guess, guesses: Iterator[_Tried], more: Drafts, probe: RecordedDraft
     ) -> Guess:
-        """A guess that gives all drafts, with others that do: of its stage, one of each other."""
+        """A guess that gives all drafts, with the others that do: those of its stage, and one of
+        each other."""
         until, equal = thread_time() + _SECONDS_EQUAL, dict[str, str]()
         shape = _NUMBER.sub("", best.about)
         for guess, *_ in guesses:
@@ -406,8 +408,8 @@ class Trials:
         scopes: Sequence[Scope],
         seconds: float,
     ) -> tuple[Guess | None, dict[int, float]]:
-        """A guess that gives a part of the drafts, with the one next to it that gives most of the
-        rest, None where none does within the time. most: what the first leaves."""
+        """A guess that gives a part of the drafts, combined with the one that gives most of the
+        rest; None if there is none within the time. most: the distance that the first leaves."""
         until = thread_time() + seconds
         rows, best, left = dict[int, Sequence[Candidates]](), None, dict[int, float]()
 
@@ -422,7 +424,7 @@ class Trials:
         n_tried, seen, given = 0, Counter[int](), Counter[int]()
 
         def is_shown() -> bool:
-            """Whether it is unlikely that one of as many as were tried gives the rest by chance."""
+            """Whether it is unlikely that one of those tried gives the rest by chance."""
             shares = (given[n] / seen[n] for n in rest if left.get(n, math.inf) <= ROUNDED)
             return n_by_chance(n_tried, shares) < CHANCE
 
@@ -459,7 +461,8 @@ class Trials:
         return (best, left) if is_shown() else (None, {})
 
     def _keep(self, draft: RecordedDraft) -> int:
-        """Have the model keep what is to be in memory with a draft; positions below which it is."""
+        """Let the model keep the right memory of a draft; returns the position below which it
+        is."""
         model, n = self._model, max(0, draft.pos0 - self._model.ahead)
         model.clear()
         model.write(self._text.entries(model, range(n), CLEAN, draft.pos0))
@@ -468,7 +471,7 @@ class Trials:
 
 
 def _alike(scopes: Sequence[Scope], lead: Drafts) -> list[list[Scope]]:
-    """Scopes that are one from the first of these drafts to the last."""
+    """Scopes that are the same from the first of these drafts to the last."""
     found: dict[str, list[Scope]] = {}
     start, stop = lead[0].pos0 + len(lead) - 1, lead[-1].pos0 + 1
     for scope in scopes:
@@ -480,11 +483,11 @@ def _alike(scopes: Sequence[Scope], lead: Drafts) -> list[list[Scope]]:
 
 
 def n_by_chance(n: int, shares: Iterable[float]) -> float:
-    """How many of n mistakes are likely to give all of some drafts by chance, where each draft is
-    given by these shares of the mistakes that were tried."""
+    """Expected number of n mistakes that give all of some drafts by chance; shares: of the mistakes
+    tried, by draft, that give it."""
     return n * math.prod(shares)
 
 
 def n_right(left: Mapping[int, float]) -> int:
-    """Drafts of which nothing is left."""
+    """Number of drafts with nothing left."""
     return sum(distance <= ROUNDED for distance in left.values())

@@ -1,6 +1,6 @@
 """llama.cpp's library as a source of drafts: target and drafter decode in a process of their own,
-round by round as its server has them do (common/speculative.cpp of 0c1e570), through the C
-interface. The rows that the target hands over are kept."""
+round by round as its server does (common/speculative.cpp of 0c1e570), through the C interface. The
+rows that the target hands over are kept."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from engine.trace.writer import TraceWriter
 
 _WIDTH = 512
 _N_CANDIDATES = 10
-"""Of which the drafter's probabilities are: its sampler is top-k alone."""
+"""Candidates of the drafter's probabilities: its sampler is top-k alone."""
 
 _Top = tuple[tuple[int, float], ...]
 
 
 class _Memory:
-    """The one sequence of a context. saves: undo by whole copies, where cells are not all that
-    there is and planes do not reach."""
+    """The single sequence of a context. saves: roll back with whole copies, if there are states and
+    snapshots do not reach."""
 
     def __init__(self, engine: LlamaEngine, number: int, *, saves: bool) -> None:
         self.engine, self.number = engine, number
@@ -65,7 +65,7 @@ class _Memory:
         return self.engine.decode_mtp(self.number, span, rows)
 
     def back_to(self, n: int) -> str:
-        """Undo all but n tokens. Returns how. Raises RollbackRefusedError."""
+        """Roll back to n tokens. Returns how. Raises RollbackRefusedError."""
         if n == len(self.tokens):
             return "none"
         again, self.tokens = self.tokens[:n], self.tokens[:n]
@@ -95,8 +95,8 @@ class _Drafter:
         return self._row is not None
 
     def take(self, pos0: int, tokens: Sequence[int], rows: np.ndarray | None) -> None:
-        """The target's tokens from pos0 on, at most _WIDTH, with their rows: each entry reads that
-        of the position before."""
+        """Decode the target's tokens from pos0 on, at most _WIDTH, with their rows: each entry
+        reads the row of the previous position."""
         self._memory.back_to(pos0)
         before = None
         if rows is not None and self._row is not None:
@@ -105,7 +105,7 @@ class _Drafter:
         self._memory.decode(tokens, 0, before)
 
     def draft(self, token: int, n: int) -> list[_Top]:
-        """Candidates of at most n tokens after the newest one, the drafted one first."""
+        """Candidates of at most n tokens after the newest one, the drafted token first."""
         memory, row, found = self._memory, self._row, list[_Top]()
         memory.save()
         while len(found) < n:
@@ -134,12 +134,12 @@ def decode_with_llama(
     store: TraceStore,
     draft: Path | None = None,
 ) -> tuple[RunRef, np.ndarray | None]:
-    """A run of a build of llama.cpp, and float32 [n, n_embd], of each position the row that the
-    target gave the drafter for the entry after it; None for a drafter that reads none.
+    """A run of a llama.cpp build, and float32 [n, n_embd]: for each position the row that the
+    target gave the drafter for the next entry; None for a drafter without rows.
 
-    library: as find_build takes it. options: drafter
-    (draft-mtp, draft-simple), n_max, p_min, sampler, n_predict. draft: its file, None for the MTP
-    block of the model's own. Raises OptionError for another drafter, and what LlamaEngine raises.
+    library: as for find_build. options: drafter (draft-mtp, draft-simple), n_max, p_min, sampler,
+    n_predict. draft: its file, None for the model's own MTP block. Raises OptionError for another
+    drafter, and as LlamaEngine does.
     """
     (name,) = options.spec.types or ("none",)
     if name not in (DRAFT_MTP, DRAFT_SIMPLE) or (name == DRAFT_SIMPLE and draft is None):
@@ -196,7 +196,7 @@ def _decoded(
     options: RunOptions,
     writer: TraceWriter,
 ) -> list[np.ndarray]:
-    """Write the rounds; the rows that were handed over."""
+    """Write the rounds; returns the rows handed over."""
     eog, tokens, n_prompt = session.tokenizer.eog_ids, list(prompt.tokens), len(prompt.tokens)
     sampler = Sampler(options.sampler, eog if options.ignore_eos else (), prompt.tokens)
     rows, handed = RowWriter(writer, PlaneReach(), session.tokenizer), []

@@ -1,5 +1,5 @@
-"""Drafts that were looked up, made again: a new drafter is shown the text of a side round by round,
-rightly and then with one known mistake after the other. No model is needed."""
+"""Lookup drafts made again: a new drafter sees the text of a side round by round, rightly and then
+with one known mistake after the other. Needs no model."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "its drafts are half as long": lambda tokens: tokens[: max(1, len(tokens) // 2)],
     "its drafts lack their first token": lambda tokens: tokens[1:],
 }
-"""What it learns, of accepted tokens and of how many were drafted, sees of a round, and leaves of
-its drafts, otherwise."""
+"""Mistakes in what it learns from accepted tokens and draft lengths, sees of a round, and leaves of
+its drafts."""
 
 
 def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> int:
@@ -82,7 +82,7 @@ def _earliest(history: History, ngram: Sequence[int], low: int, high: int) -> in
 
 
 def _behind(start: int, history: History, ngram: Sequence[int], low: int, high: int) -> int:
-    """start: before the end, if below 0."""
+    """History.find_last, from `start` on at least; start: relative to the end if below 0."""
     return history.find_last(ngram, max(low, start + len(history) * (start < 0)), high)
 
 
@@ -90,7 +90,7 @@ def _learning(
     self: NgramCache, n_known: int | None, seq: int, history: History, last: int
 ) -> Draft:
     """NgramCache._look_up that counts its own drafts, too. n_known: tokens before a draft that are
-    not counted once more; None: n-grams across two look-ups are counted in place of drafts."""
+    not counted again; None: n-grams across two look-ups are counted instead of drafts."""
     n = self._n_learned.get(seq, 0)
     if n_known is None and 0 < n <= len(history):
         start = max(0, n - N_LONGEST)
@@ -107,28 +107,28 @@ _LOOK_UP = NgramCache._look_up
 _FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
-"""Tokens before the first wrong draft that a look-up may have stopped at; right drafts that show
-that it works up to a place."""
+"""How far before the first wrong draft a look-up may have stopped, in tokens; right drafts that
+show that it works up to there."""
 _FOREIGN = "tokens are drafted that follow each other nowhere in the text"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _OF_POOLS = ("CHUNK", "LOW_ACCEPTANCE", "LOW_STREAK", "MOST_OCCUPANCY")
 _ENDLESS = 1 << 40
 _SECONDS_EQUAL, _MOST_EQUAL = 1.0, 2
-"""Of the processor, within which it is seen what else gives all drafts; how much of it is said."""
+"""CPU seconds for finding other mistakes that give all drafts; how many of them are reported."""
 _NO_ROWS = TargetRows(torch.empty(0))
 _SMALL, _STEPPED = 16, 64
 _Rounds = tuple[str, Collection[int]]
 _Shared = tuple[int, DraftRequest, list[int], RecordedDraft]
-"""A round of another sequence: its number, what is asked, what it decodes for good, its draft."""
+"""A round of another sequence: its number, request, final tokens, and draft."""
 _Try = tuple[str, str, Showing, Any, Changes]
-"""What may be done otherwise: stage, sentence, how a text is shown, options, attributes."""
+"""A possible mistake: stage, sentence, how a text is shown, options, attributes."""
 _Made = tuple[RecordedDraft, RecordedDraft]
-"""A draft as recorded, and as it is made again; of no tokens where there was none."""
+"""A draft as recorded, and as made again; empty if there was none."""
 
 
 class LookedUp:
-    """The drafts of a side whose drafter looks up. options: of the run, as far as known. others:
-    sequences of its run, which teach a drafter that they share."""
+    """The drafts of a side with a lookup drafter. options: of the run, as far as known. others:
+    sequences of its run, from which a shared drafter learns."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class LookedUp:
         self._numbers = _numbers(side) if self._others else {}
 
     def cause(self) -> Cause | None:
-        """Why recorded drafts are not the drafter's own; None where they are."""
+        """Why recorded drafts are not the drafter's own; None if they are."""
         made = self._made(Showing())
         wrong = _apart(made)
         n_drafts = sum(bool(pair[0].tokens or pair[1].tokens) for pair in made)
@@ -160,7 +160,7 @@ class LookedUp:
                 again = self._made(showing, options, working, wrong)
             except (ArithmeticError, LookupError, ValueError):
                 continue  # it cannot work so
-            # where it ended before all wrong ones, none is given
+            # if it ended before all wrong ones, none is given
             is_whole = again and again[-1][0].pos0 >= wrong[-1][0].pos0
             left = len(_apart(again)) if is_whole else len(wrong)
             if left < least:
@@ -186,7 +186,7 @@ class LookedUp:
         return Cause(stage, self._side.name, found, place_of(wrong[0][0]), size, own, right)
 
     def _tries(self, made: Sequence[_Made], wrong: Sequence[_Made]) -> Iterator[_Try]:
-        """What may be done otherwise, everywhere first, then in some rounds alone."""
+        """Possible mistakes, everywhere first, then in some rounds alone."""
         at, right = wrong[0][0].pos0, Showing()
         starts = [one for one in self._side.starts if at - _MOST_LATE <= one <= at]
         ends = [(f" from about position {one} on", range(one, _ENDLESS)) for one in starts]
@@ -215,9 +215,9 @@ class LookedUp:
     def _whens(
         self, made: Sequence[_Made], wrong: Sequence[_Made], *, spans: bool
     ) -> Iterator[_Rounds]:
-        """In which rounds alone, by outcomes of drafts: in words, and positions that they begin at.
-        What is learned at the end of a round belongs to the one after it. spans: all rounds up to
-        the next draft, not the first alone."""
+        """Subsets of rounds by outcomes of drafts: words, and first positions. What is learned at
+        the end of a round belongs to the next one. spans: all rounds up to the next draft, not only
+        the first."""
         rounds = [one for one, _ in made]
         drafted = [i for i, one in enumerate(rounds) if one.n_drafted]
         places = [rounds.index(one) for one, _ in wrong]
@@ -230,8 +230,7 @@ class LookedUp:
                 yield words, {one.pos0 for one in chain(*parts)}
 
     def _skipping(self, scopes: Sequence[_Rounds]) -> Iterator[_Try]:
-        """Functions of a drafter's parts that keep what they are given, none of which act in some
-        rounds."""
+        """Functions of a drafter's parts that store their input, each disabled in some rounds."""
         module = vars(sys.modules[type(self._new()[0]).__module__])
         kinds = [x for x in module.values() if isinstance(x, type)]
         kinds = [kind for kind in kinds if kind.__module__.startswith("engine.draft.")]
@@ -253,7 +252,7 @@ class LookedUp:
         return called
 
     def _workings(self) -> Iterator[tuple[str, str, Changes]]:
-        """What a drafter does otherwise: stage, sentence, and attributes in place of its own."""
+        """Mistakes of a drafter's algorithm: stage, sentence, and replaced attributes."""
         if self._name == "ngram-simple":
             about = "it copies what follows the earliest match, not the latest"
             yield STATE, about, ((None, "find", _earliest),)
@@ -280,8 +279,8 @@ class LookedUp:
                 yield STATE, about, ((NgramCache, "_look_up", own),)
 
     def _other_numbers(self) -> Iterator[tuple[str, str, Changes]]:
-        """Constants of the drafter's working, changed one after the other: stage, sentence, and
-        what is in their place."""
+        """Constants of the drafter's algorithm, changed one at a time: stage, sentence, and
+        replacements."""
         module = sys.modules[type(self._new()[0]).__module__]
         constants = {name: x for name, x in vars(module).items() if name.isupper()}
         for name, value in constants.items():
@@ -313,7 +312,7 @@ class LookedUp:
                     yield stage, about, ((module, name, other),)
 
     def _other_settings(self) -> Iterator[tuple[str, Any]]:
-        """Options of the drafter with one number changed, and what that is."""
+        """Options of the drafter with one number changed, and its value."""
         spec = DRAFTERS[self._name]
         own = spec.options_of(self._options.spec)
         for name in (field.name for field in fields(own) if spec.field):
@@ -328,7 +327,7 @@ class LookedUp:
                 yield about, replace(own, **{name: other})
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
-        """Stage and sentence by where the tokens of most wrong drafts come from."""
+        """Stage and sentence by the origin of the tokens of most wrong drafts."""
         n = 0
         for one, _ in wrong:
             text = self._side.text[: one.pos0 + 1]
@@ -339,22 +338,22 @@ class LookedUp:
         return CANDIDATES, "What it drafts is in the text, and not what its settings find there."
 
     def _counts(self, drafts: Iterable[RecordedDraft]) -> Counts:
-        """Tokens that the text confirms, and all, at the same contexts."""
+        """Tokens that the text confirms, and all tokens, at the same contexts."""
         return added((self._side.n_confirmed(one) or 0, len(one.tokens)) for one in drafts)
 
     def _made(
         self, how: Showing, options: Any = None, working: Changes = (), wrong: Sequence[_Made] = ()
     ) -> list[_Made]:
-        """Drafts of rounds as recorded and made again, as far as rounds follow each other.
-        options: of the drafter, None for its own; working: attributes in place of its own, of it
-        where the object is None. wrong: drafts that are to be given; it ends where it does not give
-        most of the first ones."""
+        """Drafts of rounds as recorded and made again, while rounds are consecutive. options: of
+        the drafter, None for its own; working: replaced attributes, of the drafter if the object is
+        None. wrong: drafts to be given; it stops if it does not give most of the first ones."""
         drafter, longest, judged = self._new(options)
         with in_place([(one or drafter, name, value) for one, name, value in working]):
             return self._drafted(how, drafter, longest, judged, {one.pos0 for one, _ in wrong})
 
     def _new(self, options: Any = None) -> tuple[Drafter, int, int]:
-        """A drafter, the longest draft that it makes, and that its own settings allow."""
+        """A drafter, the longest draft that it makes, and the longest that its own settings
+        allow."""
         spec, text = DRAFTERS[self._name], self._side.text[:LONGEST_TEXT]
         own = replace(self._options, faults=())
         options = options or spec.options_of(self._options.spec)
@@ -400,7 +399,7 @@ class LookedUp:
             is_cut = spec.verify_max is not None or spec.adapt != "none"
             if len(draft.tokens) < draft.n_drafted or is_cut:
                 tokens = tokens[: len(draft.tokens)]
-            # near the end of a text a draft is as long as there is room for
+            # near the end of a text a draft is limited by the room left
             room = len(text) - pos - 2
             if room < judged:
                 tokens, draft = tokens[:room], draft._replace(tokens=draft.tokens[: max(0, room)])
@@ -432,14 +431,14 @@ class LookedUp:
 
 
 def _numbers(side: DraftSide) -> dict[int, int]:
-    """The number of each round of a sequence, by the position that it begins at."""
+    """The number of each round of a sequence, by its first position."""
     rounds = RunColumns(side.run.store, "rounds", side.run.run_id)
     mine = (rounds["seq_id"] == side.seq_id) & ~rounds.is_prompt
     return dict(zip(rounds["pos0"][mine].tolist(), rounds["round"][mine].tolist(), strict=True))
 
 
 def _rounds(seq: int, side: DraftSide) -> Iterator[_Shared]:
-    """What another sequence does in its rounds. seq: its number for the drafter."""
+    """The rounds of another sequence. seq: its number for the drafter."""
     drafts, text = {draft.pos0: draft for draft in side.drafts}, side.text
     for pos, round_ in _numbers(side).items():
         if side.n_prompt <= pos < len(text):
@@ -449,7 +448,7 @@ def _rounds(seq: int, side: DraftSide) -> Iterator[_Shared]:
 
 
 def _teach(drafter: Drafter, shared: _Shared) -> None:
-    """Show a drafter what came of another sequence's round."""
+    """Let a drafter learn from another sequence's round."""
     _, request, kept, draft = shared
     if draft.n_drafted:
         drafter.accept(request.seq, draft.n_decoded - 1, is_other=False)

@@ -1,5 +1,5 @@
-"""What a drafter of an engine may do otherwise than ours, stage by stage: one stage's input or
-working is changed, at some of the text's places or rounds, and all else is right."""
+"""Possible mistakes of an engine's drafter, stage by stage: one stage's input or computation is
+changed, at some places or rounds of the text, and everything else is right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Gives = Callable[[RecordedDraft, Entries, int], bool]
 _MOST_MASKS, _LONGEST_WINDOW, _MOST_OTHERS, _TAIL = 1024, 128, 4, 4
 _FARTHEST, _SHOWN_BY, _MOST_FITTING = 64, 3, 6
 _COUNTED_BY, _MOST_COUNTED, _MOST_IDS = 8, 64, 48
-"""Drafts and values by which it is counted how many values give a draft by chance."""
+"""Drafts and values used to estimate how many values give a draft by chance."""
 _Places = Mapping[str, Collection[int]]
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
@@ -44,12 +44,13 @@ _READ: dict[str, _Which] = {
     "what the step before read (it stays)": lambda _, read: read[-1],
     "that of the first step": lambda given, _: given[0],
 }
-"""Which entry a step reads a part of, of those that steps should read and those that they did."""
+"""Which entry a step reads a part from, given those that steps should read and those that they
+read."""
 
 
 class Mistakes:
-    """The mistakes that a drafter of a text may have made. n_ctx: cells of its memory. shown: a
-    token as it is written in a sentence. others: of its run. in_trees: its drafts are trees."""
+    """The possible mistakes of a text's drafter. n_ctx: cells of its memory. shown: formats a token
+    for a sentence. others: of its run. in_trees: its drafts are trees."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Mistakes:
         self._special = [token for token in dict.fromkeys(ids) if token is not None]
 
     def all(self, window: Drafts, wrong: Drafts) -> Iterator[Guess]:
-        """wrong: the first drafts that are."""
+        """wrong: the first wrong drafts."""
         yield from self._of_candidates()
         yield from self._chosen_alone()
         yield from self._of_rejected(window)
@@ -127,8 +128,8 @@ class Mistakes:
                 yield Deviation("", about, place=by * with_newest, step=by)
 
     def _of_beginnings(self, sizes: Sequence[int]) -> Iterator[Guess]:
-        """First tokens of a text that the drafter's memory lacks, or has as other ones, or the last
-        ones of its prompt."""
+        """First tokens of a text missing in the drafter's memory, or replaced, or the last ones of
+        its prompt."""
         n = self._text.starts[0]
         end = n - self._model.ahead
         for size in sizes:
@@ -137,8 +138,8 @@ class Mistakes:
             yield from self._of_places({which: range(size)}, last)
 
     def _of_places(self, read: _Places, lacked: _Places) -> Iterator[Guess]:
-        """Places of the prompt that the drafter's memory lacks, or has as other tokens. lacked:
-        further ones that it may lack."""
+        """Places of the prompt missing in the drafter's memory, or with other tokens. lacked:
+        further ones that may be missing."""
         text = self._text
         for what, places in chain(read.items(), lacked.items()):
             about = f"the drafter has not seen {what}"
@@ -167,11 +168,11 @@ class Mistakes:
             yield self._of_table(about, self._model.table(rows, layers))
 
     def _of_some_rows(self) -> Iterator[Guess]:
-        """Rows that are wrong in some places alone."""
+        """Rows that are wrong only in some places."""
         table, model = self._text.table, self._model
         if table is None:
             return
-        n = self._text.starts[0]  # a server may cut a prompt a few tokens before its end, too
+        n = self._text.starts[0]  # a server may also split a prompt a few tokens before its end
         for size, tail in product((*(s for s in POWERS if 1 < s < n), n), (0, _TAIL)):
             ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
             apart = f", its last {tail} apart" * bool(tail)
@@ -198,9 +199,9 @@ class Mistakes:
                 yield guess
 
     def of_parts(self, only: str = "", wrong: Drafts = ()) -> Iterator[Guess]:
-        """The same, of each of its parts, and of rows that it makes of the target's with them; and
-        any number of tokens that it has not seen. only: of one stage. wrong: the drafts that are,
-        near which a part may begin to be."""
+        """Mistakes of each part, and of rows that it derives from the target's; and any number of
+        tokens not seen. only: of one stage. wrong: wrong drafts, near which a part may start to be
+        wrong."""
         draft = self._text.drafts[-1]
 
         def look() -> None:
@@ -215,9 +216,9 @@ class Mistakes:
         found = part_changes(self._model.core, look, places, ids, target)
         found = chain(found, of_cells(self._model.cells))
         parts = [one for one in found if only in ("", one.stage)]
-        # a number of a kernel is a simpler mistake than a table, and else few come first
+        # a kernel's number is a simpler mistake than a table, and otherwise few come first
         parts.sort(key=lambda x: (not x.is_number, x.stage != POSITIONS, x.stage != CANDIDATES))
-        stays = self._model.n_true(2, 3) > 1  # what later passes of a draft write
+        stays = self._model.n_true(2, 3) > 1  # written by later passes of a draft
         for phase, words in PHASES.items() if stays else [*PHASES.items()][:-1]:
             for one in (one for one in parts if phase in one.phases and one.changes):
                 guess = self._guess(one.stage, one.about + words, changes=one.changes, during=phase)
@@ -238,7 +239,7 @@ class Mistakes:
         yield from self._of_places({} if only else in_passes(self._text, self._model.ahead), {})
 
     def _of_steps(self) -> Iterator[Guess]:
-        """What one step of a draft hands on to the next one: each part of it is another one."""
+        """Parts of what a step hands to the next one, each replaced."""
         model = self._model
         if not isinstance(model, StepwiseModel):
             return
@@ -284,8 +285,8 @@ class Mistakes:
         change: Callable[..., Any],
         which: _Which = lambda given, _: given[0],
     ) -> Guess:
-        """change: what a later step reads of a part of Entries, of what it should and of that of
-        another one that `which` gives."""
+        """change: what a later step reads for a part of Entries, given the right value and that of
+        the entry that `which` selects."""
 
         def hands(given: list[Entries], read: list[Entries]) -> Entries:
             if not read:
@@ -296,7 +297,7 @@ class Mistakes:
         return self._guess(stage, about, changes=((self._model, "hands", hands),), during="draft")
 
     def _of_sequences(self) -> Iterator[Guess]:
-        """Newest tokens and rows of other sequences of the run: of the same positions, and of the
+        """Newest tokens and rows of the run's other sequences: at the same positions, and at the
         same place in the verify batch of a round."""
         text, own, model = self._text, self._text.table, self._model
         before = model.newest_row(0) + 1
@@ -404,7 +405,7 @@ class Mistakes:
         return self._fitting(wrong, range(start, stop), gives)
 
     def _windows(self, wrong: Drafts) -> list[int]:
-        """How many tokens back a drafter sees that makes wrong drafts, from a right state."""
+        """Context lengths with which a drafter makes the wrong drafts, from a right state."""
 
         def gives(draft: RecordedDraft, newest: Entries, size: int) -> bool:
             self._model.lose(max(0, draft.pos0 - size))
@@ -419,8 +420,8 @@ class Mistakes:
         return self._gives(draft, newest.moved(by) if whole else newest, first + 1)
 
     def _fitting(self, wrong: Drafts, values: Sequence[int], gives: _Gives) -> list[int]:
-        """The values with which the first of these drafts are made, a few at most. None that others
-        of as many values would be likely to equal by chance, as of few drafts many give each."""
+        """A few values that give the first of these drafts. None if as many other values would
+        probably give them by chance, since few drafts are given by many."""
         found = list(values)
         for draft in wrong[:_SHOWN_BY]:
             newest = self._right_before(draft)
@@ -437,16 +438,16 @@ class Mistakes:
         return [x for x in found if n_by_chance(len(values) - 1, shares[x]) < CHANCE]
 
     def _right_before(self, draft: RecordedDraft) -> Entries:
-        """Write what is to be in memory with a draft; the entry that it goes on from."""
+        """Write the right memory of a draft; returns the entry that it continues from."""
         model, end = self._model, draft.pos0 - self._model.ahead
         model.clear()
         model.write(self._text.entries(model, range(end), CLEAN, draft.pos0))
         return self._text.entries(model, [end], CLEAN, draft.pos0)
 
     def _gives(self, draft: RecordedDraft, newest: Entries, first: int | None = None) -> bool:
-        """Whether the memory as it is gives a draft. first: position of its first token."""
+        """Whether the current memory gives a draft. first: position of its first token."""
         first = newest.positions[0] + 1 if first is None else first
-        for n in sorted({1, len(draft.tokens)}):  # of most values the first token tells
+        for n in sorted({1, len(draft.tokens)}):  # for most values the first token decides
             rows = self._model.draft(newest, first, draft.tokens, n)
             best = [next(iter(row), -1) for row in rows]
             if best != draft.tokens[: len(best)]:
@@ -459,14 +460,14 @@ class Mistakes:
         yield from (self._guess(CANDIDATES, x, change=y) for x, y in chain(maps, of_choice()))
 
     def _chosen_alone(self) -> Iterator[Guess]:
-        """Wrong candidates that the next step knows nothing of: it goes on from the best one."""
+        """Wrong candidates that the next step does not see: it continues from the best one."""
         if isinstance(self._model, StepwiseModel):
             for guess in self._of_candidates():
                 about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
                 yield replace(guess, about=about, deviation=GOES_ON)
 
     def vague(self, seen: Seen) -> Iterator[Guess]:
-        """What explains a part of anything, after all else."""
+        """Mistakes that explain a part of anything, after all others."""
         for first in dict.fromkeys((0, min((step for step, _ in seen[2]), default=0))):
             where = f", only from drafted token {first} on", None, range(first, _FARTHEST)
             for about, change in observed(self._text.drafts, seen, self._shown, first):
@@ -474,7 +475,7 @@ class Mistakes:
                 yield (guess.within(where, self._text) if first else None) or guess
 
     def drawn(self) -> Iterator[Guess]:
-        """What many a mistake looks like, and which is left where no other does."""
+        """Sampling, which resembles many mistakes and is assumed if no other fits."""
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)

@@ -1,6 +1,6 @@
-"""Operations of a drafter's module, and what it may compute otherwise: each call of a kernel, found
-by letting the module run, is left out or scaled, or reads other numbers, rows or weights; layers
-are left out, ropes turned otherwise; always, or in some passes alone."""
+"""Operations of a drafter's module, and how they may go wrong: each kernel call, found by running
+the module, is left out or scaled, or reads other numbers, rows or weights; layers are left out,
+ropes changed; always, or only in some passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from engine.observe.drafter_diff.tensor_changes import (
 )
 
 Changes = tuple[tuple[Any, str, Any], ...]
-"""Objects, their attributes, and what is in place of these."""
+"""Objects, their attributes, and the replacements."""
 PHASES = {
     "": "",
     "write": ", in what is written into its memory of the text",
@@ -45,13 +45,13 @@ PHASES = {
     "joined": ", in passes of several rows",
     "later": ", in passes after the first of a draft",
 }
-"""When a change is in force, by the method of a DraftModel or by the rows of a pass, in words."""
+"""When a change applies, by the DraftModel method or the number of rows of a pass, in words."""
 _MOST_ALONE, _MOST_TABLES, _NONE = 4, 64, object()
 
 
 @contextmanager
 def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """While these are in force."""
+    """A context in which changes are applied."""
     changes = [*changes]
     own = [(one, name, vars(one).get(name, _NONE)) for one, name, _ in changes]
     try:
@@ -67,7 +67,7 @@ def in_place(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 class PartChange(NamedTuple):
-    """A change of one part, or (is_number) of a number of a kernel. phases: when it may be."""
+    """A change of one part, or (is_number) of a kernel's number. phases: when it may apply."""
 
     stage: str
     about: str
@@ -77,19 +77,19 @@ class PartChange(NamedTuple):
 
 
 class Site(NamedTuple):
-    """The attributes of a name that objects of one class have. owners: those of every layer."""
+    """The attributes of one name in objects of one class. owners: those of every layer."""
 
     name: str
     owners: list[Any]
 
     @property
     def words(self) -> str:
-        """For sentences."""
+        """Its name in sentences."""
         return f"`{self.name.strip('_')}` of {type(self.owners[0]).__name__}"
 
 
 def sites(core: Any) -> Iterator[Site]:
-    """Of a module and of all its parts, layer after layer."""
+    """The sites of a module and all its parts, layer by layer."""
     owners: dict[type, list[Any]] = {}
     waiting, seen = [core], set[int]()
     while waiting:
@@ -117,9 +117,9 @@ def part_changes(
     ids: Sequence[int] = (),
     target: Any = None,
 ) -> Iterator[PartChange]:
-    """Changes of a module's parts, the likely ones first. look: has the module compute what it
-    does in a draft. places: positions from which on a part may be wrong; ids: tokens from which on
-    embeddings may be. target: whose tables may be in the place of its own."""
+    """Changes of a module's parts, the likely ones first. look: runs the module as in a draft.
+    places: positions from which on a part may be wrong; ids: tokens from which on embeddings may
+    be. target: its tables may replace the drafter's own."""
     found = list(sites(core))
     yield from _ropes(found, places)
     yield from _operations(found, look, ids, target)
@@ -127,7 +127,7 @@ def part_changes(
 
 
 def of_cells(cells: Any) -> Iterator[PartChange]:
-    """What its memory of attention is given, otherwise."""
+    """Changes of what is written to attention memory."""
     factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
         "those of the token before in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
@@ -155,7 +155,7 @@ def _of_cell(which: tuple[int, int], change: TensorChange, *kv: torch.Tensor) ->
 
 
 def _written(own: Callable[..., Any], change: Callable[..., Any], layer: Any, *kv: Any) -> Any:
-    """AttentionMemory.update, with keys or values changed where there are both of one shape."""
+    """AttentionMemory.update with changed keys or values, if both are present with one shape."""
     k, v = (*kv, None)[:2]
     return own(layer, *(kv if v is None or k.shape != v.shape else change(k, v)))
 
@@ -208,9 +208,9 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
 def _operations(
     found: Sequence[Site], look: Callable[[], object], ids: Sequence[int], target: Any
 ) -> Iterator[PartChange]:
-    """Each call of a kernel in another way: in all layers, and in one of a few alone; in a loop it
-    reads what an earlier round read. Calls of one kernel exchange weights, which is tried first;
-    weights are the target's of that shape."""
+    """Each kernel call changed in some way: in all layers, and in one of the first few alone; in a
+    loop it reads what an earlier iteration read. Calls of one kernel exchange weights, which is
+    tried first; or weights are the target's of that shape."""
     tables = _tables(target) if target is not None else []
     places: dict[Any, list[Operation]] = {}
     loops = set[tuple[CodeType, int]]()
@@ -234,7 +234,7 @@ def _operations(
         numbers = [f"argument {key} " for key, x in one.given.items() if isinstance(x, float)]
         for (whose, where), (about, change) in product([(alike, ""), *alone], ways(one)):
             if where and AS_IF in about:
-                continue  # a table of numbers is hardly of one layer alone
+                continue  # a table of numbers hardly applies to one layer alone
             changes, words = _elsewhere([(whose, change)]), f"{one.words}{where} {about}"
             phases = [*PHASES] if any(part in about for part in _AT_TIMES) else [""]
             is_number = any(name in about for name in numbers)
@@ -269,7 +269,7 @@ def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
-    """Vectors of a model, with what they are."""
+    """Vectors of a model, with their names."""
     found = []
     for site in sites(target):
         for i, owner in enumerate(site.owners):
@@ -281,7 +281,7 @@ def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
-    """Each kernel in one other way at all places that call it, and all matrices in one."""
+    """Each kernel changed in one way at all places that call it, and all matrices in one."""
     kernels: dict[Any, list[list[Operation]]] = {}
     for alike in places:
         kernels.setdefault((alike[0].module, alike[0].name), []).append(alike)
@@ -314,7 +314,7 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
 
 
 def _of_others(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
-    """Each call reads, in place of an argument, what one before it gives, or reads itself."""
+    """Each call reads, in place of an argument, the result or an argument of an earlier call."""
     values = dict[int, tuple[list[Operation], int | str | None, Any]]()
     for alike in places:
         one = alike[0]
@@ -352,15 +352,15 @@ _AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from",
 
 
 _Elsewhere = Sequence[tuple[Sequence[Operation], Way]]
-"""Calls at one place by some of its owners, and what is called there."""
+"""Calls at one place by some of its owners, and the replacement."""
 
 
 def _elsewhere(ways: _Elsewhere) -> Changes:
-    """Kernels that are called in other ways at some places."""
+    """Kernels replaced at some places."""
     kernels: dict[tuple[Any, str], list[tuple[Sequence[Operation], Way]]] = {}
     for calls, change in ways:
         kernels.setdefault((calls[0].module, calls[0].name), []).append((calls, change))
-    # by a partial, as where it was found: a function's own call would have another f_lasti
+    # a partial, as originally: a function's own call would have another f_lasti
     return tuple(
         (module, name, partial(_called, vars(module)[name], some, [None, 0], None))
         for (module, name), some in kernels.items()
@@ -368,8 +368,8 @@ def _elsewhere(ways: _Elsewhere) -> Changes:
 
 
 def in_rows(changes: Changes, steps: Collection[int], n: int, first: int) -> Changes:
-    """Those of kernels in some rows alone of passes of n; in loops over rows, in these rounds.
-    steps: by their places after the row `first`."""
+    """Changes of kernels in some rows alone of passes of n rows; in loops over rows, in these
+    iterations. steps: their indices after the row `first`."""
     return tuple(
         (where, name, partial(_called, *how.args[:2], [None, 0], (steps, n, first)))
         for where, name, how in changes
@@ -385,7 +385,7 @@ def _called(
     *args: Any,
     **options: Any,
 ) -> Any:
-    """latest: the caller, and how often it has come to a place. which: see in_rows."""
+    """latest: the caller, and how often it has reached a place. which: see in_rows."""
     frame = sys._getframe(1)
     for calls, change in ways:
         if frame.f_code is calls[0].code and frame.f_lasti == calls[0].at:
@@ -407,8 +407,8 @@ def _called(
 def _seen(
     found: Sequence[Site], look: Callable[[], object], loops: set[tuple[CodeType, int]]
 ) -> list[Operation]:
-    """The calls of kernels in the modules of all parts, in their order. loops: takes those that are
-    called more than once by one call of their function."""
+    """The kernel calls in the modules of all parts, in order. loops: collects those called more
+    than once by one call of their function."""
     names, parts = dict[int, str](), dict[int, tuple[str, str]]()
     for site in found:
         for i, owner in enumerate(site.owners):
@@ -459,7 +459,7 @@ def _seen(
 def _of_round(
     key: int | str, first: bool, latest: list[Any], own: Callable[[Given], Any], given: Given
 ) -> Any:
-    """latest: the caller, and the argument in each round of its loop so far."""
+    """latest: the caller, and the argument in each iteration of its loop so far."""
     if latest[:1] != [sys._getframe(2)]:
         latest[:] = [sys._getframe(2)]
     latest.append(given[key].clone())
@@ -467,5 +467,5 @@ def _of_round(
 
 
 def arguments(args: Sequence[Any], options: dict[str, Any]) -> Given:
-    """By position, or by name."""
+    """Arguments by position, or by name."""
     return dict(enumerate(args)) | options

@@ -1,5 +1,5 @@
-"""Another copy of this program as a source of drafts: its own engine decodes in a process of its
-own, and what its drafters compute is kept."""
+"""Another copy of this program as a source of drafts: its engine decodes in a process of its own,
+and its drafters' values are recorded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from engine.trace.store import TraceStore
 def decode_with_copy(
     tree: Path, models: Sequence[Path], compute: str, prompt: Prompt, options: RunOptions
 ) -> tuple[RunRef, StageValues]:
-    """A run of the copy in folder `tree`. models: target and drafters. Raises OptionError where
-    there is none, it fails, or what it leaves is of another version."""
+    """A run of the copy in folder `tree`. models: target and drafters. Raises OptionError if it is
+    not there, it fails, or its output has another version."""
     if not (tree / "engine" / "observe" / "drafter_diff" / "other_copy.py").is_file():
         raise OptionError(
             f"{tree} is not a copy of this program that can be watched.",
@@ -60,7 +60,7 @@ def decode_with_copy(
 _VALUES = "values.pickle"
 _FORM = Call.__slots__
 _NOT_OURS = (pickle.UnpicklingError, AttributeError, ImportError, EOFError, TypeError)
-"""What unpickling raises of another version's objects."""
+"""Exceptions of unpickling another version's objects."""
 
 
 def _main() -> None:

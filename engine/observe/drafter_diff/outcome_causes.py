@@ -1,5 +1,5 @@
-"""What two runs tell of what became of their drafts by their records alone: the rule, the sampler
-and the counts."""
+"""Causes in the outcomes of drafts, by the records of two runs alone: the rule, the sampler and the
+counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from engine.observe.rescoring.request_sampler import SAMPLING, is_set_alike
 
 _SHARE = 0.05
 _SHOWS_RULE = 5
-"""Rounds that show a rule where ids of rejected tokens do not."""
+"""Rounds that show a rule if ids of rejected tokens do not."""
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
 _OF_FILES = {
@@ -42,14 +42,14 @@ _OF_FILES = {
     "freq_scale": (POSITIONS, "turns ropes with scale", " (--rope-freq-scale, --rope-scaling)"),
     "file_size": (BLOCK, "has weights of", ", or quantised otherwise"),
 }
-"""What a log says of models: the stage that is wrong where a file has another value, and words."""
+"""A log's values about models: the stage that is wrong if a file has another value, and words."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
-"""Settings that never take the best token away."""
+"""Settings that never exclude the best token."""
 
 
 def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
-    """Drafts but the last, with how many of their tokens the text confirms, where that is known:
-    never more than the next round is further on."""
+    """Drafts except the last, with the number of tokens that the text confirms, if known: never
+    more than the next round has advanced."""
     judged = []
     for draft in side.drafts[:-1]:
         n, most = side.n_confirmed(draft), side.advance(draft)
@@ -60,15 +60,15 @@ def _confirmed(side: DraftSide) -> list[tuple[RecordedDraft, int]]:
 
 
 def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
-    """Whether fewer drafted tokens were accepted than the text confirms. stricter: which alone
-    are, in words, where that is known."""
+    """Whether fewer drafted tokens were accepted than the text confirms. stricter: the only ones
+    accepted, in words, if known."""
     known = _confirmed(side)
     short = [(draft, n) for draft, n in known if draft.n_accepted < n != side.advance(draft)]
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
     if side.run.facts.synthetic or side.run.facts.draft_accept:
         about = "Drafted tokens are accepted by chance or by a script, not by the target."
-    elif side.draws:  # what acceptance leaves of p has none of a token with p < q
+    elif side.draws:  # residual probabilities exclude tokens with p < q
         about = (
             "Replacements are drawn from p, not from the residual p - q: some were just rejected."
         )
@@ -84,14 +84,14 @@ def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
 
 
 def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
-    """Whether the two were sampled in other ways, and their texts part."""
+    """Whether the two were sampled differently, and their texts differ."""
     settings, at = (a.setting, b.setting), n_common(a, b)
     temps = [float(one.get("temperature", 0.0) or 0.0) for one in settings]
     parts = at < min(len(a.text), len(b.text))
-    # what leaves the best token in its place shows in no greedy text
+    # what keeps the best token does not show in a greedy text
     idle = {*_SPREAD} if parts else {*SAMPLING}
     if max(temps) > 0:
-        # of two engines one seed gives two texts
+        # one seed gives two texts in two engines
         engines = {one.engine if (one := side.run.facts.source) else "" for side in (a, b)}
         idle = set() if parts and len(engines) == 1 else {"seed"}
     off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -103,7 +103,7 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         if name not in idle and name in settings[0] and name in settings[1]
         if not is_set_alike(name, settings[0][name], settings[1][name])
     ]
-    # at temperature 0 rules without loss all accept the best token
+    # at temperature 0 all lossless rules accept the best token
     lossless = all(side.rule is not None and side.rule.is_lossless for side in (a, b))
     counts = not (all(settings) and max(temps) <= 0 and lossless)
     rules = [side.rule.text if side.rule and counts else "" for side in (a, b)]
@@ -130,8 +130,9 @@ def _logged(value: Any) -> Any:
 def file_causes(
     a: DraftSide, b: DraftSide, pairs: Sequence[tuple[RecordedDraft, ...]], files: Sequence[Path]
 ) -> Iterator[Cause]:
-    """Of a server whose log says so, ropes or weights that the model files at hand do not have, or
-    its own, where drafts differ. pairs: drafts after the same text. files: those at hand."""
+    """For a server whose log reports them: ropes or weights that differ from the model files at
+    hand, or from its own, if drafts differ. pairs: drafts after the same text. files: those at
+    hand."""
     n, starts = min(len(a.starts), len(b.starts)), (a.starts, b.starts)
     alike = all(one.tokens == two.tokens for one, two in pairs) and starts[0][:n] == starts[1][:n]
     here = [figures for path in files if (figures := _of_file(path))]
@@ -142,7 +143,7 @@ def file_causes(
         others, lacks = sorted(said - own), sorted(own - said)
         if said == theirs or (alike and pairs) or not others:
             continue
-        if lacks or stage == POSITIONS:  # a file may be at hand that is not needed
+        if lacks or stage == POSITIONS:  # a file at hand may not be needed
             about = (
                 f"A model of its {what} {others[0]}, those at hand {' or '.join(lacks or own)}: "
                 f"another file{how}."
@@ -151,7 +152,8 @@ def file_causes(
 
 
 def _of_file(path: Path) -> dict[str, str]:
-    """What a log says of a model file, by the names of _OF_FILES; empty for one of several."""
+    """A log's values about one model file, by the names of _OF_FILES; empty if there are
+    several."""
     with GgufFile.open(path, part_alone=True) as file:
         if file.int_("split.count", 1) > 1:
             return {}
@@ -169,7 +171,7 @@ def _of_file(path: Path) -> dict[str, str]:
 
 
 def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
-    """Of a server whose log says so, keys and values of types that round more than the other's."""
+    """For a server whose log reports them: key and value types that round more than the other's."""
     for side, other in ((a, b), (b, a)):
         mine, theirs = _launch(side), _launch(other)
         cells, other_cells = (
@@ -185,8 +187,8 @@ def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
 
 
 def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cause]:
-    """Causes with the settings that drafts are made by, where both are known and differ: said with
-    the one that drafts show, else one more where they are other ones."""
+    """Causes together with differing draft settings, if both are known: merged with the cause that
+    drafts show, or as one more."""
     limits, found = (a.limits, b.limits), [*causes]
     both = [name for name in limits[0] if name in limits[1]]
     differ = [name for name in both if _logged(limits[0][name]) != _logged(limits[1][name])]
@@ -205,7 +207,7 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
     wrong = [place for place in at if known[0].get(place) != known[1].get(place)]
     alone = {place for place in {*a.starts} ^ {*b.starts} if place < n_same}
-    n_apart = (len(wrong) + len(alone)) * bool(wrong)  # what parts rounds once does so for long
+    n_apart = (len(wrong) + len(alone)) * bool(wrong)  # one difference of rounds lasts long
     if said and not shown and (n_apart >= FEW or not all(known)):
         about = f"Drafts are made by other settings: {said}."
         size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
@@ -221,7 +223,7 @@ def _launch(side: DraftSide) -> Mapping[str, Sequence[str]]:
 
 def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     """Whether accepted tokens are counted that the text does not confirm, or counters disagree with
-    the rounds, or with the other's of the same text."""
+    the rounds, or with the other's for the same text."""
     judged = _confirmed(side)
     wrong = [
         (draft, n)
@@ -247,22 +249,22 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
         about, size = _miscounted(rounds), f"{len(wrong)} of {len(judged)} rounds"
         return counted(side, about, place_of(wrong[0][0]), size, counts, true)
     n_apart = sum(true != own for true, own in rounds) * (not side.knows_all)
-    if n_apart >= FEW and (way := _way_of(rounds)):  # the text goes on by other numbers of tokens
+    if n_apart >= FEW and (way := _way_of(rounds)):  # the text advances by other numbers of tokens
         size = f"{n_apart} of {len(rounds)} rounds"
         return counted(side, way, place_of(side.drafts[0]), size, counts, true)
     return _by_counters(side, other)
 
 
 def _true(side: DraftSide, draft: RecordedDraft) -> Counts:
-    """Accepted and drafted tokens of a round as the text and ids show, else as they are counted."""
+    """Accepted and drafted tokens of a round by the text and ids, else by its counts."""
     accepted = side.advance(draft)
     n = len(draft.tokens) if side.knows_all else max(draft.n_drafted, len(draft.tokens))
     return min(draft.n_accepted, n) if accepted is None else accepted, n
 
 
 def _numbers(counts: Counts, its: str) -> dict[str, int]:
-    """What a number of a round with these counts may be counted as. its: the
-    token that may be taken for another accepted, or drafted one."""
+    """Possible values of a round's number with these counts. its: the token that may be counted as
+    another accepted, or drafted one."""
     a, d = counts
     cut, whole = int(a < d), int(a == d)
     of = {"the accepted ones": a, "the drafted ones": d, "the rejected ones": d - a}
@@ -310,8 +312,8 @@ def _agree(expected: Sequence[Any], own: Sequence[Any], share: float = _MOSTLY) 
 
 
 def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False) -> str:
-    """In which way rounds, as they were and as they are counted, are counted, everywhere or after
-    some alone; empty for none. as_counted: what is counted is what became of them."""
+    """How rounds, as they were and as counted, are miscounted, everywhere or after some alone;
+    empty if nothing fits. as_counted: the counts are the outcomes."""
     wrong = [i for i, (one, other) in enumerate(rounds) if one != other]
     if not wrong:
         return ""
@@ -350,8 +352,8 @@ def _way_of(rounds: Sequence[tuple[Counts, Counts]], *, as_counted: bool = False
 
 
 def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
-    """The same of the sums of rounds, which are a few tokens apart at most; the first two that may
-    be."""
+    """The same for sums of rounds, which differ by a few tokens at most; the first two
+    possibilities."""
     said = list[str]()
     for (its, more), own, total in zip(_BOTH.items(), added(rounds), theirs, strict=True):
         tables = [_numbers(one, more) for one in rounds]
@@ -364,7 +366,7 @@ def _way_of_sums(rounds: Sequence[Counts], theirs: Counts, tie: int) -> str:
 
 
 def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
-    """What is counted of rounds whose accepted tokens are not what came of their drafts."""
+    """The miscounting of rounds whose accepted tokens are not those of their drafts."""
     about = "tokens that it did not draft as accepted drafted tokens"
     if all(own[0] <= true[0] for true, own in rounds):
         about = "fewer accepted tokens than its rounds go on by"
@@ -394,8 +396,8 @@ def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
 
 
 def _by_length(side: DraftSide, theirs: Counts, steps: int) -> Cause | None:
-    """Whether sums have more accepted tokens than there were, by the length of the answer: a step
-    has one more token than it accepts, but for the last one, which a limit may cut."""
+    """Whether sums have more accepted tokens than possible, by the length of the answer: a step
+    emits one more than it accepts, except the last one, which a limit may cut."""
     accepted, drafted = theirs
     most = len(side.ids) - 1 - steps + (-(-drafted // steps) if steps else 0)
     if accepted < most + FEW or not steps:
@@ -411,7 +413,7 @@ def _by_rounds(side: DraftSide, other: DraftSide, theirs: Counts, steps: int) ->
     """Whether sums are those of the other's rounds of the same text, counted in another way."""
     accepted, drafted = theirs
     rounds = [(draft.n_accepted, draft.n_drafted) for draft in other.drafts]
-    longest = max(n for _, n in rounds)  # as SGLang assumes of each
+    longest = max(n for _, n in rounds)  # SGLang's assumption for each
     n_rounds = sum(start >= other.n_prompt for start in other.starts)
     if side.text == other.text and (steps, accepted) == (n_rounds + 1, other.counts[0]):
         about = "a round more than its answer has, as with the pass over the prompt"
@@ -431,8 +433,8 @@ def _by_rounds(side: DraftSide, other: DraftSide, theirs: Counts, steps: int) ->
 
 
 def withheld_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
-    """Whether one that does not tell its rejected tokens goes on as the other drafts, and accepts
-    less of it; never more."""
+    """Whether one that does not report its rejected tokens continues as the other drafts, but
+    accepts less of it; never more."""
     for side, which in ((a, 0), (b, 1)):
         known = [
             (pair[which], n)
@@ -458,9 +460,9 @@ def withheld_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
 
 
 def width_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
-    """Whether one counts more drafted tokens than the other has at the same contexts: its draft's
-    root, too, so that it accepts no draft whole, or in all rounds of a look-up as many as there is
-    room for."""
+    """Whether one counts more drafted tokens than the other has at the same contexts: the draft's
+    root, too, so that no draft is accepted whole, or for lookups as many as there is room for in
+    every round."""
     for side, which in ((a, 0), (b, 1)):
         both = [(pair[which], pair[1 - which]) for pair in pairs if not side.knows_all]
         whole = [x for x in both if x[1].n_accepted == x[1].n_drafted == x[0].n_accepted]

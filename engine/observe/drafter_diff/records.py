@@ -1,5 +1,5 @@
-"""What two runs tell of a difference by their records alone: prompts, settings, drafts at the same
-contexts, counts. No torch."""
+"""Causes in the records of two runs alone: prompts, settings, drafts at the same contexts, counts.
+No torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from engine.trace.prompt_reuse import n_common as n_alike
     "counting",
     "unexplained",
 )
-"""Where drafts or their acceptance can part, in the order in which one follows from the other."""
+"""Stages at which drafts or their acceptance may differ, in causal order."""
 
 NEAR_CHOICE = (
     "The target's own tokens are often not its choice, but another of its best: its sampler is set "
     "otherwise than is recorded."
 )
 FEW = 3
-"""Drafts, or rounds, that have to show a cause."""
+"""Least number of drafts, or rounds, that must show a cause."""
 _SHARE = 0.05
 _SURE = 0.99
 _SHOWS_LENGTH = 8
-"""Drafts, most of which are as long as the longest one, that show what n_max is."""
+"""Drafts, most of which have the maximal length, that show n_max."""
 _OTHER_N_MAX = "The longest draft of A has {} tokens, of B {}: another n_max."
 _SPECIAL = re.compile(rb"<\|[^<>]{1,64}\|?>|</?s>|<(?:bos|eos|unk|pad|mask|/?think|\w*_of_\w+)>|")
 _SHOWN = 32
@@ -56,10 +56,10 @@ Pairs = Sequence[tuple[RecordedDraft, RecordedDraft]]
 class Cause:
     """One reason why drafts or their acceptance differ.
 
-    stage: one of STAGES. side: "A", "B", or "" where it cannot be known which of them is right.
-    about: what it is, a sentence. place: where it shows first. size: how often. recorded, mended:
-    accepted and drafted tokens over the same contexts, with the cause and without; None where that
-    cannot be played again. explains: whether it was seen, or gives what was recorded.
+    stage: one of STAGES. side: "A", "B", or "" if it is unknown which one is right. about: a
+    sentence. place: its first occurrence. size: how often. recorded, mended: accepted and drafted
+    tokens over the same contexts, with the cause and without; None if that cannot be replayed.
+    explains: whether it was observed, or gives the recorded drafts.
     """
 
     stage: str
@@ -73,24 +73,24 @@ class Cause:
 
     @property
     def rank(self) -> int:
-        """Place of its stage in the order of causes."""
+        """Index of its stage in causal order."""
         return STAGES.index(self.stage)
 
 
 def place_of(draft: RecordedDraft) -> str:
-    """A draft for messages."""
+    """A draft in messages."""
     return f"round {draft.round} at position {draft.pos0}"
 
 
 def counted(
     side: DraftSide, about: str, place: str, size: str, recorded: Counts, mended: Counts
 ) -> Cause:
-    """A cause that is what a side counts."""
+    """A cause in the counts of a side."""
     return Cause(COUNTING, side.name, f"It counts {about}.", place, size, recorded, mended)
 
 
 class Missing(NamedTuple):
-    """A fact that would have shown more, and how to record it: a sentence each."""
+    """A missing fact that would have shown more, and how to record it: a sentence each."""
 
     fact: str
     remedy: str
@@ -103,7 +103,7 @@ class Missing(NamedTuple):
 
 
 def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
-    """Where the prompts part: their text, the tokens that it was cut into, or special tokens."""
+    """Where the prompts differ: text, tokenisation, or special tokens."""
     if a.prompt is None or b.prompt is None:
         return _by_request(a, b)
     if a.prompt == b.prompt:
@@ -142,7 +142,7 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
 
 
 def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
-    """The same where the ids of a prompt are not known."""
+    """The same if the ids of a prompt are not known."""
     texts = [_prompt_text(side) for side in (a, b)]
     if texts[0] is not None and texts[1] is not None and texts[0] != texts[1]:
         at = n_alike(texts[0], texts[1])
@@ -168,7 +168,7 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
 
 
 def _prompt_text(side: DraftSide) -> str | None:
-    """A prompt as it was sent, or as its tokens spell it, where these are all known."""
+    """A prompt as sent, or the text of its tokens if all are known."""
     pieces = [side.piece(i) for i in side.prompt or ()]
     if side.asked.prompt is not None or not pieces or not all(pieces):
         return side.asked.prompt
@@ -176,7 +176,7 @@ def _prompt_text(side: DraftSide) -> str | None:
 
 
 def _one_more(a: DraftSide, b: DraftSide) -> str | None:
-    """What to say where one prompt has a token more at an end, as far as ids are known; else
+    """The sentence for a prompt with one more token at an end, as far as ids are known; else
     None."""
     less, more = sorted((a, b), key=lambda side: side.n_prompt)
     both = less.prompt, more.prompt
@@ -229,8 +229,8 @@ def _at(side: DraftSide, at: int) -> str:
 
 
 def n_common(a: DraftSide, b: DraftSide) -> int:
-    """Tokens of the text that both begin with. A prompt that one of them does not know is taken for
-    the other's if it is as long."""
+    """Length of the common prefix in tokens. An unknown prompt counts as equal if it has the same
+    length."""
     if a.n_prompt == b.n_prompt and None in (a.prompt, b.prompt):
         return a.n_prompt + n_alike(a.text[a.n_prompt :], b.text[b.n_prompt :])
     return n_alike(a.text, b.text)
@@ -244,14 +244,14 @@ def same_contexts(a: DraftSide, b: DraftSide) -> list[tuple[RecordedDraft, Recor
 
 
 def n_equal(one: RecordedDraft, other: RecordedDraft) -> int | None:
-    """Leading tokens that two drafts have in common; None where both have no more known ones and
-    none differs."""
+    """Length of the common prefix of two drafts; None if no further tokens are known and none
+    differs."""
     n = n_alike(one.tokens, other.tokens)
     return n if n < min(len(one.tokens), len(other.tokens)) else None
 
 
 def draft_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
-    """What the ids of drafts at the same contexts show without a drafter at hand."""
+    """Causes shown by the ids of drafts at the same contexts, without a model."""
     known = [pair for pair in pairs if pair[0].tokens and pair[1].tokens]
     differ = [pair for pair in known if n_equal(*pair) is not None]
     yield from length_causes(a, b, [pair for pair in known if n_equal(*pair) is None])
@@ -267,7 +267,7 @@ def draft_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
 
 
 def signature(side: DraftSide, differ: Pairs, known: Pairs, low: int) -> tuple[str, str]:
-    """Stage and sentence by how wrong drafts relate to the other's. low: which of a pair."""
+    """Stage and sentence by the relation of wrong drafts to the other's. low: index in a pair."""
     mine, theirs = [pair[low] for pair in differ], [pair[1 - low] for pair in differ]
     n = len(differ)
     ids = {token for draft in mine for token in draft.tokens}
@@ -326,8 +326,8 @@ def _by_rank(mine: Drafts, theirs: Drafts) -> str:
 
 
 def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Of each id of right drafts the one that was drafted in its place; empty where that is not
-    always the same one, or too few show it."""
+    """For each id of right drafts the one drafted instead; empty if that is not always the same
+    one, or too few show it."""
     names = dict(pairs)
     changed = sum(own != token for own, token in names.items())
     is_map = all(names[own] == token for own, token in pairs) and len(pairs) > 2 * len(names)
@@ -335,13 +335,13 @@ def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
 
 
 def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
-    """Drafts that are equal as far as both go, and not equally long."""
+    """Drafts that are equal as far as both go, but of different length."""
     if any(miscounting(side) or overcounting(side) for side in (a, b)):
         return
     beyond = a.n_beyond, b.n_beyond
     lengths = [Counter(d.n_drafted - side.n_beyond for d in side.drafts) for side in (a, b)]
     longest = [max(found) for found in lengths]
-    # near its end the limit of tokens may keep a draft short
+    # near the end the token limit may shorten a draft
     end = min(len(a.text) - longest[0], len(b.text) - longest[1]) - 2
     yield from _dropped(a, b, end)
     whole = [
@@ -380,7 +380,7 @@ def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
 
 
 def miscounting(side: DraftSide) -> list[RecordedDraft]:
-    """Drafts of which more tokens are recorded than counted, or fewer where all are recorded."""
+    """Drafts with more recorded tokens than counted, or fewer if all are recorded."""
     found = [
         draft
         for draft in side.drafts
@@ -391,17 +391,17 @@ def miscounting(side: DraftSide) -> list[RecordedDraft]:
 
 
 def overcounting(side: DraftSide) -> bool:
-    """Whether drafts count more accepted tokens than their next rounds are further on."""
+    """Whether drafts count more accepted tokens than their next rounds have advanced."""
     steps = [(draft.n_accepted, side.advance(draft)) for draft in side.drafts]
     return sum(most is not None and n > most for n, most in steps) >= FEW
 
 
 def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
-    """Rounds in which one drafts nothing and the other a short draft."""
+    """Rounds in which one has no draft and the other a short one."""
     stop = min(n_common(a, b), end)
     for side, other in ((a, b), (b, a)):
         none = [d for d in other.drafts if d.pos0 < stop and d.pos0 in {*side.plain}]
-        # of equal lengths, and without ids, they may be those that a record assumes of all rounds
+        # with equal lengths and no ids, a record may have assumed them for all rounds
         is_shown = len({d.n_drafted for d in other.drafts}) > 1 or any(d.tokens for d in none)
         idle = (
             [] if any(at < stop for at in other.plain) else [at for at in side.plain if at < stop]
@@ -434,7 +434,7 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
                 stage, cause = STATE, f"its state is not that of the text ({min(is_apart)})"
             elif is_non_finite:
                 cause = "rows that it reads or its logits are not finite"
-            elif side.knows_all:  # this engine notes what is not finite
+            elif side.knows_all:  # this engine records non-finite values
                 stage, cause = STATE, "its context is full, or it may not draft any further"
             about = f"{about}, from position {start} on" * since or about
             size = f"{len(none)} rounds"
@@ -450,8 +450,8 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
 
 
 def _after(side: DraftSide, stop: int) -> str:
-    """The outcome of drafts after which alone, and always, the next round has none; empty where
-    there is not one."""
+    """The outcome of drafts after which alone, and always, the next round has none; empty without
+    one."""
     plain = {at for at in side.plain if side.drafts[0].pos0 < at < stop}
     before = {draft.pos0: outcomes(draft) for draft in side.drafts if draft.pos0 < stop}
     rounds = [*pairwise(sorted({*plain, *before}))]

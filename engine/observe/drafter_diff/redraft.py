@@ -2,10 +2,10 @@
 they went wrong.
 
 The target decodes the text once for the rows that the drafter reads. Every draft is made again from
-these; where recorded ids differ by more than rounding turns, drafts are made again with one stage
-after the other changed, until what was recorded comes out. Where nothing gives all of it, the
-change that gives most is named, and else the stage that the wrong drafts themselves point to: after
-which rounds, from which token on, and whether wrong tokens were as good as the right ones.
+these; if recorded ids differ by more than rounding, drafts are made again with one stage after the
+other changed, until they match. If nothing gives all of them, the change that gives most is named,
+and otherwise the stage that the wrong drafts themselves suggest: after which rounds, from which
+token on, and whether wrong tokens were as good as the right ones.
 """
 
 from __future__ import annotations
@@ -74,21 +74,21 @@ from engine.session import Session
 
 _MOST_DRAFTS, _MOST_WALKED, _MOST_REPLAYED, _MOST_VERIFIED = 96, 48, 32, 64
 _SHARE, _SHARE_ROUNDED, _SHARE_AFTER, _SHARE_VAGUE = 0.05, 0.15, 0.25, 0.3
-"""Of drafts that have to be wrong: of all where both round alike, of all elsewhere, of those after
-a rejection, and of all where no mistake, or one that gives a part of anything, explains them."""
+"""Share of drafts that must be wrong: if both round alike, otherwise, of those after a rejection,
+and if no mistake, or one that gives a part of anything, explains them."""
 _EXACT = ("f32", "blocks")
 _EXPLAINS_PART, _EXPLAINS_VAGUE = 0.3, 0.1
-"""As EXPLAINS, of one of a module's many parts, and of what gives a part of anything."""
+"""As EXPLAINS, for one of a module's many parts, and for what gives a part of anything."""
 _ROWS_APART = 0.1
-"""Of a row's square, what rounding of another engine may turn."""
+"""Share of a row's square that another engine's rounding may change."""
 _TINY = 1e-30
 _SENT_AGAIN, _ONE_TOKEN = 0.6, 0.95
 _SHOWS_DRAWN = 8
-"""Drafts that have to be among the ten best each: a few of another model may be by chance."""
+"""Drafts that must each be among the ten best: a few of another model may be by chance."""
 
 
 class Redrafter:
-    """Drafts of one side, made again. Raises OptionError for a drafter that is not at hand."""
+    """Makes the drafts of one side again. Raises OptionError for a drafter that is not at hand."""
 
     @torch.inference_mode()
     def __init__(
@@ -141,8 +141,8 @@ class Redrafter:
         )
 
     def _padded(self, draft: RecordedDraft) -> RecordedDraft | None:
-        """A draft with a stand-in for the token that was rejected where its id is not known: the
-        text's own, which it was not."""
+        """A draft with a stand-in for the rejected token if its id is unknown: the text's own,
+        which it was not."""
         tokens, text, n = list(draft.tokens), self._side.text, self._session.config.n_vocab
         at = draft.pos0 + 1 + len(tokens)
         if draft.pos0 >= len(text) or any(not 0 <= token < n for token in tokens):
@@ -157,8 +157,7 @@ class Redrafter:
         return draft._replace(tokens=tokens)
 
     def rows_cause(self, handed: np.ndarray) -> Cause | None:
-        """Whether the rows that were handed over, float32 [n, n_embd], are other ones than the
-        target's."""
+        """Whether the rows handed over, float32 [n, n_embd], differ from the target's."""
         own = self._target.rows.hidden[: len(handed)].flatten(1).numpy()
         found = handed[: len(own)]
         if found.shape != own.shape:
@@ -174,7 +173,7 @@ class Redrafter:
 
     @torch.inference_mode()
     def ends_cause(self) -> Cause | None:
-        """Whether drafts end by another rule than that their probability is below p_min."""
+        """Whether drafts end by another rule than a probability below p_min."""
         side, options = self._side, self._side.run.facts.options
         spec = options.spec if options is not None else None
         if spec is None or not (spec.p_min or spec.n_min):
@@ -200,7 +199,7 @@ class Redrafter:
         return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
 
     def _ends(self, drafts: Drafts, n_max: int) -> list[DraftEnd]:
-        """Where those of them end whose tokens are right."""
+        """The ends of drafts with right tokens."""
         n, found = 0, list[DraftEnd]()
         self._model.clear()
         for draft in drafts:
@@ -218,7 +217,7 @@ class Redrafter:
 
     @torch.inference_mode()
     def cause(self) -> Cause | None:
-        """Why recorded drafts are not the drafter's own; None where they are, but for rounding."""
+        """Why recorded drafts are not the drafter's own; None if they are, within rounding."""
         if not self._drafts:
             return None
         sampled = self._drafts[:_MOST_DRAFTS]
@@ -233,7 +232,7 @@ class Redrafter:
         rows = self._rows, self._right(sampled, own=True)
         self._trials = Trials(self._model, self._text, rows, self._apart)
         is_many = len(wrong) >= _SHARE_VAGUE * len(sampled)
-        # where the target's own tokens are others by rounding, many drafts may be, too
+        # if rounding changes the target's own tokens, many drafts may differ, too
         is_sure = exact or (is_many and not self.choices.is_near_choice)
         n_wrong = self._trials.clean(window)
         are_right = not any(rank for draft in wrong for rank, _ in self._ranks[draft.round])
@@ -247,11 +246,11 @@ class Redrafter:
         if are_right and guess is None:
             return self._other_shares(sampled, wrong, limit)
         if not (seen or guess or (is_sure and n_wrong)):
-            return None  # rounding of another mode, or of passes of other widths, turns some
+            return None  # rounding of another mode, or of passes of other widths, changes some
         recorded, mended = self._walk(window[0].pos0)
         gains = mended[0] * recorded[1] > recorded[0] * mended[1]
         if not (seen or guess or exact or gains):
-            return None  # no draft that is known to be better: as of rows of hardly any certainty
+            return None  # no draft is known to be better: rows with hardly any certainty
         shape = shape_of(sampled, wrong, self._ranks)
         token = next(iter(wrong_steps(self._ranks, first)), 0)
         size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
@@ -273,14 +272,14 @@ class Redrafter:
 
     @torch.inference_mode()
     def mended(self, cause: Cause) -> Cause:
-        """A cause that is known, with acceptance as recorded and of right drafts."""
+        """A known cause, with acceptance as recorded and of right drafts."""
         if not self._drafts:
             return cause
         recorded, mended = self._walk(self._drafts[0].pos0)
         return replace(cause, recorded=recorded, mended=mended)
 
     def _other_shares(self, sampled: Drafts, wrong: Drafts, tie: float) -> Cause | None:
-        """Right tokens whose recorded probabilities are not those of their candidates."""
+        """Right tokens whose recorded probabilities differ from their candidates'."""
         if (scale := logits_scale(sampled, self._rows, tie)) is not None:
             how = f"those at a temperature of about {1 / scale:.2g}, which p_min is compared with"
         elif self._tie is EXACT_TIE:
@@ -292,7 +291,7 @@ class Redrafter:
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
 
     def _one_token(self, wrong: Drafts) -> tuple[str, str] | None:
-        """Stage and sentence where all that is drafted in wrong drafts is one token."""
+        """Stage and sentence if wrong drafts consist of one token."""
         (token, n), *_ = Counter(token for draft in wrong for token in draft.tokens).most_common(1)
         n_all = sum(len(draft.tokens) for draft in wrong)
         n_own = sum(self._best[draft.round].count(token) for draft in wrong)
@@ -304,7 +303,7 @@ class Redrafter:
         return ROWS, f"{about}{where}: rows or logits are NaN or zeros."
 
     def _sent_again(self, wrong: Drafts) -> tuple[str, str] | None:
-        """The same where most wrong drafts are a right one of an earlier round."""
+        """The same if most wrong drafts equal a right one of an earlier round."""
         drafts, rounds = self._drafts, {draft.round for draft in wrong}
         at = {draft.round: i for i, draft in enumerate(drafts)}
         for back, which in ((1, "the round before"), (2, "two rounds before")):
@@ -333,8 +332,8 @@ class Redrafter:
         )
 
     def _apart(self, guess: Guess | None) -> Callable[[RecordedDraft, Sequence[Candidates]], float]:
-        """Tokens of a draft that are not those of its rows, up to one for each, and where shares
-        are known by how much these differ."""
+        """Number of draft tokens that differ from those of their rows, up to one for each, and the
+        difference of probabilities if they are known."""
 
         def apart(draft: RecordedDraft, rows: Sequence[Candidates]) -> float:
             own = rows = self._of_branch(draft, rows)
@@ -370,7 +369,7 @@ class Redrafter:
         return apart
 
     def _of_branch(self, draft: RecordedDraft, rows: Sequence[Candidates]) -> Sequence[Candidates]:
-        """Rows whose best token is that of the branch that was judged, where its tree has that."""
+        """Rows whose best token is that of the judged branch, if its tree has it."""
         if not self._tree:
             return rows
         found = [*rows]
@@ -380,7 +379,7 @@ class Redrafter:
         return found
 
     def _from_the_text(self, drafts: Drafts) -> dict[int, float]:
-        """Distances by round of drafts made from a right state each."""
+        """Distances by round of drafts, each made from a right state."""
         apart, found = self._apart(None), {}
         self._rows = self._right(drafts, own=False)
         for draft in drafts:
@@ -396,7 +395,7 @@ class Redrafter:
         return found
 
     def _right(self, drafts: Drafts, *, own: bool) -> dict[int, list[Candidates]]:
-        """Candidates of right drafts by round. own: each step goes on from its best token."""
+        """Candidates of right drafts by round. own: each step continues from its best token."""
         self._model.clear()
         n, found = 0, dict[int, list[Candidates]]()
         for draft in drafts:
@@ -411,7 +410,7 @@ class Redrafter:
 
     def _walk(self, pos0: int) -> tuple[Counts, Counts]:
         """Accepted and drafted tokens over a stretch of text: recorded, and with right drafts of
-        the same length limit in rounds that begin where these would."""
+        the same maximal length in the rounds that these would make."""
         text, drafts = self._side.text, [d for d in self._drafts if d.pos0 >= pos0]
         n_max = max(draft.n_drafted for draft in self._side.drafts)
         stretch = drafts[:_MOST_WALKED]
@@ -431,7 +430,7 @@ class Redrafter:
     def _best_guess(
         self, window: Drafts, wrong: Drafts, clean: float, *, vague: bool, sure: bool
     ) -> tuple[Guess | None, dict[int, float]]:
-        """The mistake that gives the recorded drafts, and what is left between. vague: many
+        """The mistake that gives the recorded drafts, and the distance that it leaves. vague: many
         drafts are wrong; sure: too many for rounding alone."""
         sampled = self._drafts[:_MOST_DRAFTS]
         at = sampled.index(window[0])
@@ -446,7 +445,7 @@ class Redrafter:
             scopes,
             is_sure=sure,
         )
-        # a draw leaves the candidates as they are, and shows everywhere
+        # sampling leaves the candidates as they are, and shows everywhere
         is_drawn = self._same is not False and vague and len(window) >= _SHOWS_DRAWN
         if best or not is_drawn or shape_of(sampled, wrong, self._ranks):
             return best, left
@@ -458,7 +457,7 @@ class Redrafter:
         return None, left
 
     def _probe(self, wrong: RecordedDraft) -> RecordedDraft:
-        """A wrong draft up to its first wrong token, where that is its own."""
+        """A wrong draft up to its first wrong token, if that token is its own."""
         n = next((i for i, (rank, _) in enumerate(self._ranks[wrong.round], 1) if rank), 0)
         if not n or wrong.round in self._stood_in:
             return wrong
@@ -478,14 +477,14 @@ class Redrafter:
                 yield guess, share, share == _EXPLAINS_PART
 
     def _picks(self, rows: Rows, window: Drafts) -> list[tuple[Candidates, int]]:
-        """Rows with the tokens that were drafted from them, where these are among the best."""
+        """Rows with the tokens drafted from them, if these are among the best."""
         known = {d.round: d.tokens[: len(d.tokens) - (d.round in self._stood_in)] for d in window}
         pairs = [pair for n, own in known.items() for pair in zip(rows[n], own, strict=False)]
         return [pair for pair in pairs if pair[1] in [*pair[0]][:N_CANDIDATES]]
 
 
 def drafter_for(session: Session, side: DraftSide) -> str:
-    """The drafter at hand that is meant by a run. Raises OptionError where none is."""
+    """The loaded drafter that a run used. Raises OptionError if there is none."""
     able = [name for name in model_drafters() if name in session.drafters]
     if not able:
         raise OptionError(

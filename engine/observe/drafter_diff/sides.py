@@ -1,4 +1,4 @@
-"""The two runs that are compared, a sequence of each at a time: prompt, text, drafts, counters."""
+"""The sides of a comparison, a sequence of each run: prompt, text, drafts, counters."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 _SHOWN = 16
 _LIMITS = {"n_max": LONGEST_DRAFT, "n_min": LONGEST_DRAFT, "p_min": 1.0}
-"""Settings of how long drafts are, with the most that each may be."""
+"""Settings that limit the length of drafts, with their maxima."""
 _WAYS = ("adapt", "tree", "verify_max")
-"""Others, which no log says."""
+"""Other settings, which logs do not report."""
 _LONGEST_PROMPT = 1 << 20
 LONGEST_TEXT = 8192
-"""Tokens that are decoded again."""
+"""Most tokens that are decoded again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSide:
     """A sequence of one of the runs.
 
-    prompt: ids, None where they are not known; n_prompt: how many. ids: of the emitted tokens, up
-    to the first one that is not known. text: both; a prompt that is not known is a row of MISSING.
-    drafts: those that were verified, in order. starts: positions of its rounds, plain: of those
-    without a draft. counters: those of the engine itself for this sequence.
+    prompt: ids, None if unknown; n_prompt: its length. ids: of the emitted tokens, up to the first
+    unknown one. text: both; an unknown prompt is a row of MISSING. drafts: the verified ones, in
+    order. starts: first positions of its rounds, plain: of those without a draft. counters: the
+    engine's own for this sequence.
     """
 
     name: str
@@ -62,30 +62,30 @@ class DraftSide:
 
     @property
     def has_ids(self) -> bool:
-        """Whether any drafted token is known."""
+        """Whether any draft token is known."""
         return any(draft.tokens for draft in self.drafts)
 
     @property
     def has_rejected(self) -> bool:
-        """Whether any token is known that was drafted and not accepted."""
+        """Whether any rejected token is known."""
         return any(len(draft.tokens) > draft.n_accepted for draft in self.drafts)
 
     @property
     def knows_all(self) -> bool:
-        """Whether all drafted tokens are recorded, as this engine does."""
+        """Whether all draft tokens are recorded, as by this engine."""
         source = self.run.facts.source
         return self.has_rejected and (source is None or source.engine == this_engine().engine)
 
     @property
     def reasons(self) -> set[str]:
-        """Why drafts of its end, or are not made, as far as that is recorded."""
+        """Why its drafts end, or are not made, as far as recorded."""
         asked = RunColumns(self.run.store, "drafts", self.run.run_id)
         return {*asked.texts("reason", np.flatnonzero(asked["seq_id"] == self.seq_id))}
 
     @property
     def has_lengths(self) -> bool:
-        """Whether it is known how long each draft was: SGLang counts the rows of verify batches,
-        as many in each, where a drafter may have found fewer tokens."""
+        """Whether the length of each draft is known: SGLang counts the rows of verify batches,
+        equally many in each, even if a drafter has found fewer tokens."""
         source = self.run.facts.source
         is_padded = source is not None and source.engine == "sglang" and not self.has_rejected
         return not is_padded or len({draft.n_drafted for draft in self.drafts}) > 1
@@ -98,22 +98,21 @@ class DraftSide:
 
     @property
     def counts(self) -> Counts:
-        """Of all its rounds."""
+        """Sums over all its rounds."""
         return sums(self.drafts)
 
     def piece(self, token: int) -> bytes:
-        """The text of a token, empty where it is not known."""
+        """The text of a token, empty if unknown."""
         if self.session is not None and 0 <= token < self.session.config.n_vocab:
             return self.session.tokenizer.piece(token)
         return self.run.store.pieces.get(token, b"")
 
     def shown(self, token: int) -> str:
-        """A token for messages."""
+        """A token in messages."""
         return f"{token} {self.piece(token).decode('utf-8', 'replace')!r}"
 
     def n_confirmed(self, draft: RecordedDraft) -> int | None:
-        """Leading tokens of a draft that the text has in their places; None where an id is not
-        known that decides it."""
+        """Leading tokens of a draft that match the text; None if an unknown id decides it."""
         text = self.text
         for i in range(draft.n_drafted):
             at = draft.pos0 + 1 + i
@@ -124,36 +123,36 @@ class DraftSide:
         return draft.n_drafted
 
     def advance(self, draft: RecordedDraft) -> int | None:
-        """Accepted tokens by where the next round begins; None after the last one."""
+        """Accepted tokens by the start of the next round; None for the last one."""
         later = bisect_right(self.starts, draft.pos0)
         n_own = draft.n_decoded - draft.n_accepted
         return self.starts[later] - draft.pos0 - n_own if later < len(self.starts) else None
 
     @property
     def n_beyond(self) -> int:
-        """Drafted tokens that every round counts beyond those whose ids it has, where it has those
-        of rejected ones."""
+        """Drafted tokens that every round counts in addition to those with known ids, if it has
+        those of rejected ones."""
         beyond = {draft.n_drafted - len(draft.tokens) for draft in self.drafts}
         return beyond.pop() if self.has_rejected and len(beyond) == 1 else 0
 
     @property
     def rule(self) -> AcceptRule | None:
-        """How its drafted tokens are accepted; None where nothing says or shows it. Candidates of
-        which always the best one was drafted show `match`."""
+        """The acceptance rule; None if it is not reported and nothing shows it. Drafts that are
+        always the best candidate show `match`."""
         n_shown = sum(draft.n_accepted for draft in self.drafts if draft.tops)
         return rule_of(self.run.facts) or (AcceptRule() if n_shown >= _SHOWN else None)
 
     @property
     def draws(self) -> bool:
-        """Whether the drafter draws its tokens: by its rule, at a temperature above 0."""
+        """Whether the drafter samples its tokens: by its rule, at a temperature above 0."""
         temp = self.setting.get("temperature")
         is_greedy = isinstance(temp, int | float) and temp <= 0
         return self.rule is not None and self.rule.draws and not is_greedy
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What its one look-up is set to, or what limits drafts of a drafter with a model, as far
-        as options or a log say it."""
+        """The settings of its single lookup drafter, or the length limits of a drafter with a
+        model, as far as options or a log have them."""
         facts = self.run.facts
         if facts.options is not None and self.looks_up:
             return asdict(DRAFTERS[self.drafters[0]].options_of(facts.options.spec))
@@ -172,20 +171,20 @@ class DraftSide:
 
     @property
     def always_drafts(self) -> bool:
-        """Whether its options leave no round without a draft, but for the limit of tokens."""
+        """Whether its options leave no round without a draft, except by the token limit."""
         own = [x for name, x in self.limits.items() if name != "n_max"]
         is_known = self.run.facts.options is not None and bool(own)
         return is_known and not any(x for x in own if x != "none")
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What the sampler was set to, as far as it is known."""
+        """The sampler's settings, as far as known."""
         return {name: value for name, value in self.asked.settings.items() if name in SAMPLING}
 
 
 def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[DraftSide]:
-    """The sequences of a run that have drafts, or all of one that has sums alone. Raises
-    OptionError where none has any."""
+    """The sequences of a run that have drafts, or all of one with sums alone. Raises OptionError if
+    none has any."""
     recorded = RecordedDrafts(run.store, run.run_id)
     texts = {}
     if session is not None:
@@ -239,7 +238,7 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
 
 
 def no_drafts(name: str) -> tuple[str, str]:
-    """What is missing of a side without drafts, and how to record it."""
+    """What a side without drafts lacks, and how to record it."""
     fact = f"{name} has no round with a draft of which tokens are known, only sums or text."
     return fact, (
         "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a llama-server "
@@ -257,7 +256,7 @@ def _told(run: RunRef, seq_id: int) -> Mapping[str, Any]:
 
 
 def paired(a: Sequence[DraftSide], b: Sequence[DraftSide]) -> list[tuple[DraftSide, DraftSide]]:
-    """Sequences that belong together: of the same prompt, else in their order."""
+    """Sequences that belong together: with the same prompt, else in order."""
     left, partner = [*b], dict[int, DraftSide]()
     for i, one in enumerate(a):
         own = [key for key in (one.prompt, one.asked.prompt) if key is not None]

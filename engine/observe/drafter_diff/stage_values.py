@@ -1,9 +1,9 @@
-"""Values of each stage of drafting as a run computes them: what every function of the drafter, its
-model and its memory is called with and gives, in order; and the first of them that is another one
-than in a second run.
+"""Values of each stage of drafting as a run computes them: arguments and results of every function
+of the drafter, its model and its memory, in order; and the first one that differs from a second
+run's.
 
-Calls are seen by Python's profile hook, so nothing lists the functions. A function that is in
-place of an engine's own is matched with that by where it is called.
+Calls are seen by Python's profile hook, so no functions are listed. A function that replaces one of
+the engine's is matched with it by where it is called.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _SEEN = tuple(
     _ENGINE + os.path.join(*parts) for parts in (["draft", ""], ["model", ""], ["decode", "accept"])
 )
 _WHOLE = (_KERNELS, _ENGINE + os.path.join("memory", ""), _ENGINE + os.path.join("sampling", ""))
-"""Folders of which only the functions that others call are seen."""
+"""Folders of which only the functions called from outside are seen."""
 _PHASES = (
     *((DrafterChain, name) for name in ("begin", "observe", "decoded", "draft", "accept")),
     (Judge, "accept"),
 )
 _MOST_NUMBERS, _MOST_PARTS, _MOST_CALLS = 1 << 14, 64, 400_000
 _TIE = 2e-3
-"""Distance of two results, of the length of one, that passes of other widths may make."""
+"""Relative distance of two results that other pass widths may cause."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A call of a function. name: as it is written, empty where it is none of this engine's.
-    args, result: what is known of them by their names: f64 or int64 arrays, numbers, words."""
+    """A call of a function. name: qualified name, empty if it is not this engine's. args, result:
+    their known parts by name: f64 or int64 arrays, numbers, words."""
 
     name: str
     file: str
@@ -73,8 +73,8 @@ class Call:
 
 
 class StageValues:
-    """The calls of a run's drafters, in order, from its start on. take: what each is handed to
-    when it is over, in place of being kept in `calls`."""
+    """The calls of a run's drafters, in order, from its start. take: receives each when it has
+    returned, instead of `calls`."""
 
     def __init__(self, take: Callable[[Call], None] | None = None) -> None:
         self.calls: list[Call] = []
@@ -85,7 +85,7 @@ class StageValues:
 
     @contextmanager
     def watch(self) -> Iterator[StageValues]:
-        """Keep what runs of this process compute while it lasts, without recorded passes."""
+        """Record what runs of this process compute within the context, without recorded passes."""
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = "off"
         phases = [(kind, name, self._watched(getattr(kind, name))) for kind, name in _PHASES]
@@ -151,7 +151,7 @@ class StageValues:
 
 
 def _kind(code: CodeType) -> str:
-    """Where a function belongs, empty if it is not to be seen."""
+    """The category of a function, empty if it is not to be seen."""
     file = code.co_filename
     if code.co_name in _NOT_SEEN or file.endswith("chain.py") or "_by_device" in code.co_qualname:
         return ""
@@ -164,13 +164,13 @@ def _kind(code: CodeType) -> str:
 _FOREIGN = "foreign"
 _OPTIONS = (spec.options_of(SpecOptions()) for spec in DRAFTERS.values())
 _SETTINGS = sorted({_ + name for one in _OPTIONS for name in asdict(one) for _ in ("", "_")})
-"""Attributes in which drafters keep what they are set to."""
+"""Attributes in which drafters keep their settings."""
 _UNSTEADY = {"pending", "ms", "record", "before", "rows", "of_tokens"}
 _NOT_SEEN = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "__init__", "__new__", "_limit"}
 
 
 def _values(name: str, x: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """What is known of a value, by its name and those of its parts."""
+    """The known parts of a value, by its name and theirs."""
     if isinstance(x, np.ndarray) and x.dtype.kind in "biuf":
         x = torch.from_numpy(np.ascontiguousarray(x))
     if torch.is_tensor(x):
@@ -183,7 +183,7 @@ def _values(name: str, x: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of a value that has names or places for them, with what follows its own name."""
+    """Named or indexed parts of a value, with the suffix of its name."""
     names = x._fields if isinstance(x, tuple) and hasattr(x, "_fields") else []
     if type(x).__name__ in _PLAIN and is_dataclass(x):
         names = [one.name for one in fields(x) if one.compare and one.name not in _UNSTEADY]
@@ -197,7 +197,7 @@ _DEEPEST, _PLAIN = 3, {"UBatch", "Draft", "DraftRequest", "Span", "Round", "Targ
 
 
 def _numbers(x: torch.Tensor) -> tuple[tuple[int, ...], np.ndarray]:
-    """Shape and numbers, some of those of a large one."""
+    """Shape and numbers, only some of a large tensor's."""
     flat = x.reshape(-1) if x.is_contiguous() else x.contiguous().view(-1)
     if len(flat) > _MOST_NUMBERS:
         flat = flat[:: -(-len(flat) // _MOST_NUMBERS)]
@@ -211,10 +211,10 @@ Path = list[tuple[Call, Call]]
 
 
 class Walk:
-    """The calls of a right run and of another one side by side, up to the first that differ. other:
-    its calls; those of the right one are taken one after the other. path: the calls that a
-    difference is within, of both runs. what: the name of the argument or result that differs, with
-    its value in both. skipped: functions that the right run alone called before."""
+    """The calls of a right run and of another one in parallel, up to the first difference. other:
+    its calls; those of the right one are taken one by one. path: the enclosing calls of a
+    difference, of both runs. what: the name of the differing argument or result, with its value in
+    both. skipped: functions that only the right run had called before."""
 
     def __init__(self, other: Sequence[Call]) -> None:
         self.path: Path = []
@@ -226,7 +226,7 @@ class Walk:
         self._other, self._is_over = other, False
 
     def take(self, call: Call) -> None:
-        """The next one of the right run."""
+        """Take the next call of the right run."""
         if self._is_over or self.n_calls >= len(self._other):
             return
         other = self._other[self.n_calls]
@@ -241,7 +241,7 @@ class Walk:
             for name in one.args.keys() & two.args.keys():
                 both = one.args[name], two.args[name]
                 if name.startswith("self.") or not _is_apart(*both):
-                    continue  # a setting alone changes nothing
+                    continue  # a setting alone has no effect
                 if _is_exact(*both):
                     self.what, self.is_argument = (name, *both), True
                     return True
@@ -264,7 +264,7 @@ class Walk:
         return False
 
     def _pairs(self, right: Sequence[Call], other: Sequence[Call]) -> Iterator[tuple[Call, Call]]:
-        """Calls that belong together: of one name, or of a function in another one's place."""
+        """Calls that belong together: of one name, or of a function that replaces another."""
         i = j = 0
         while i < len(right) and j < len(other):
             one, two = right[i], other[j]
@@ -288,14 +288,14 @@ _MOST_SKIPPED = 8
 
 
 def _within(call: Call, name: str) -> Call | None:
-    """A call in place of another, as one of its name: with what the engine's own one came to in
-    it, and its own result."""
+    """A call that replaces another, as one of that name: with the arguments of the engine's own
+    function called within it, and its own result."""
     own = next((one for one in call.calls if one.name == name), None)
     return own and Call(name, own.file, own.args, own.calls, call.result)
 
 
 def _is_exact(one: Any, other: Any) -> bool:
-    """Whether two values are no rows that an earlier mistake may have changed."""
+    """Whether two values are not rows, which an earlier mistake may have changed."""
     return not all(isinstance(x, tuple) and x[1].dtype == np.float32 for x in (one, other))
 
 
@@ -328,11 +328,11 @@ _BY_PLACE = (
     (STATE, ("memory/",), ("_take_pairs", "_waiting", "waiting", "seq_rm", "next_position")),
     (BLOCK, ("model/", "kernels/"), ("_blocks",)),
 )
-"""Stages by the folder of the innermost function, or its name or that of a value, in order."""
+"""Stages by the innermost function's folder or name, or a value's name, in order."""
 
 
 def stage_of_walk(walk: Walk) -> str:
-    """The stage that a difference is of."""
+    """The stage of a difference."""
     assert walk.what is not None
     label = re.split(r"[.\[]", walk.what[0])[0]
     names = [one.name.rsplit(".", 1)[-1] for one, _ in walk.path]
@@ -353,7 +353,7 @@ def stage_of_walk(walk: Walk) -> str:
 
 
 def walk_words(walk: Walk, weights: Mapping[bytes, str]) -> str:
-    """The difference, in a sentence. weights: of the drafter, by their bytes as `_numbers` has
+    """The difference as a sentence. weights: of the drafter, by their bytes as `_numbers` gives
     them."""
     assert walk.what is not None
     label, right, other = walk.what
@@ -378,7 +378,7 @@ def _bytes(x: Any) -> bytes:
 
 
 def _change(right: Any, other: Any) -> str:
-    """What a value is in place of the right one."""
+    """How a value differs from the right one."""
     if not (isinstance(right, tuple) and isinstance(other, tuple)):
         return f"{_shown(other)}, not {_shown(right)}"
     if right[0] != other[0]:
@@ -426,8 +426,8 @@ _WAYS: dict[str, TensorChange] = {**MOVED, **CHANGED}
 
 
 def values_cause(session: Session, side: DraftSide, values: StageValues) -> Cause | None:
-    """The first value of a run of this engine, with what its drafters computed, that is not what
-    the session at hand computes of the same prompt with the same options."""
+    """The first value of a run of this engine, with its drafters' values, that differs from what
+    the session at hand computes for the same prompt and options."""
     options = side.run.facts.options
     if options is None or side.prompt is None or side.run.facts.compute != session.compute:
         return None

@@ -1,5 +1,5 @@
 """Tokens that the target emitted, judged by its own distributions: another model's text, a lossy or
-a greedy rule, a sampler that is not set back."""
+a greedy rule, a sampler that is not rolled back."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from engine.sampling.sampler import Sampler
 from engine.session import Session
 
 _SHARE, _SHARE_AFTER, _LEAST_LIKELY = 0.05, 0.25, -6.0
-"""Share of accepted tokens, where the run rounds otherwise, and of those after a rejection, that
-have to be wrong; logarithm of a chance."""
+"""Shares of accepted tokens, if the run rounds differently, and of those after a rejection, that
+must be wrong; logarithm of a probability."""
 _OFF: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
@@ -35,20 +35,20 @@ _OFF: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "temp": 1.0,
 }
-"""Options of a sampler, and what leaves each of them out."""
+"""Options of a sampler, with their neutral values."""
 _SMALL, _MOST_SIGMAS, _NEXT_TO = 1e-9, 4.0, 1e-3
 _CLEARLY = 0.8
-"""Share of the best token's probability that is less than rounding leaves of it."""
+"""Fraction of the best token's probability below which rounding cannot explain a choice."""
 _LEAST_OWN, _NEAR_OWN, _FEW_OWN = 0.8, 0.95, 8
-"""Of the target's own tokens, those that have to be its choice, or of all, those that have to be
-among its best, for the text to be this model's; and how many have to be known."""
+"""Shares of the target's own tokens that must be its choice, or of all that must be among its best,
+for the text to be this model's; and how many must be known."""
 
 
 class TargetChoices:
-    """Of each emitted token of a side, whether the target may have chosen it: at temperature 0 the
-    most probable one but for rounding, else one of the most probable. hidden: the target's rows of
-    the text, f32 [n, 1, n_embd] or [n, n_embd]. share: of tokens that have to be wrong;
-    is_exact: the run rounds as this session does."""
+    """For each emitted token of a side, whether the target may have chosen it: at temperature 0 the
+    most probable one within rounding, else a probable one. hidden: the target's rows of the text,
+    f32 [n, 1, n_embd] or [n, n_embd]. share: of tokens that must be wrong; is_exact: the run rounds
+    as this session does."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TargetChoices:
             sampling = request_sampling(side.asked.settings, *more)
             if is_greedy or (side.rule is not None and side.rule.is_lossless):
                 judges = [EmittedJudge(sampling, side.text[:n]) for _ in range(2)]
-        except NotJudgedError:  # a grammar, say, may have chosen any
+        except NotJudgedError:  # a grammar, for example, may have chosen any
             is_judged = "temperature" not in side.setting
         for start in range(n - 1, len(side.text) - 1, PASS):
             stop = min(start + PASS, len(side.text) - 1)
@@ -103,8 +103,8 @@ class TargetChoices:
         self._chosen, self._near = found, near
 
     def _find(self, side: DraftSide) -> dict[int, Mapping[int, float]]:
-        """Note the drafted tokens of a side by index of the emitted token in their place, what
-        comes after accepted ones, and which were judged. Returns candidates by index."""
+        """Record the drafted tokens of a side by index of the emitted token in their place, the
+        tokens after accepted ones, and the judged ones. Returns candidates by index."""
         self._side, drafts, n = side, side.drafts, side.n_prompt - 1
         self._drafted = {d.pos0 + i - n: t for d in drafts for i, t in enumerate(d.tokens)}
         self._steps = {d.pos0 + i - n: i for d in drafts for i in range(d.n_accepted)}
@@ -115,7 +115,7 @@ class TargetChoices:
 
     @property
     def other_model(self) -> Missing | None:
-        """What to say where the text is not the target's; None where it may be."""
+        """The message if the text is not the target's; None if it may be."""
         _, own = self._own_tokens()
         if len(own) - sum(own) < FEW or sum(own) >= _LEAST_OWN * len(own) or self._is_near:
             return None
@@ -127,13 +127,14 @@ class TargetChoices:
 
     @property
     def n_else(self) -> tuple[int, int]:
-        """Tokens, neither drafted nor after a draft, that are not the target's choice; all."""
+        """Tokens, neither drafted nor after a draft, that are not the target's choice; all such
+        tokens."""
         _, others = self._own_tokens()
         return len(others) - others.count(True), len(others)
 
     @property
     def is_near_choice(self) -> bool:
-        """Whether the target's own tokens are often not its choice, and among its best."""
+        """Whether the target's own tokens are often not its choice, but among its best."""
         n_else, n_others = self.n_else
         return n_else >= max(FEW, self._share * n_others) and self._is_near
 
@@ -160,9 +161,9 @@ class TargetChoices:
         return None
 
     def _own_tokens(self) -> tuple[dict[str, dict[int, bool]], list[bool]]:
-        """Of the tokens that were not drafted, whether the target may have chosen them: those after
-        a rejection and after a whole draft, by place, and the others, with accepted ones where they
-        are few; all as others where these are few, too."""
+        """For tokens that were not drafted, whether the target may have chosen them: those after a
+        rejection and after a fully accepted draft, by index, and the others, including accepted
+        ones if they are few; all as others if those are few, too."""
         after: dict[str, dict[int, bool]] = {}
         own = {i: chosen for i, chosen in enumerate(self._chosen) if i not in self._steps}
         for i, is_whole in self._ends.items():
@@ -202,13 +203,13 @@ class TargetChoices:
 
     @property
     def stricter(self) -> str:
-        """Which of the target's own tokens alone are accepted, in words; empty where not known."""
+        """The only tokens of the target's own that are accepted, in words; empty if unknown."""
         own = [(self._facts[at], kept) for at, kept, is_own in self._judged() if is_own]
         return " or those ".join(parted(own))
 
     def _judged(self) -> list[tuple[int, bool, bool]]:
-        """Drafted tokens that were judged: index, whether accepted, and whether the target has it
-        in its place."""
+        """Drafted tokens that were judged: index, whether accepted, and whether the target has the
+        same token."""
         emitted = self._side.text[self._side.n_prompt :]
         return [
             (at, kept, self._chosen[at] if kept else self._drafted[at] == emitted[at])
@@ -230,8 +231,8 @@ class TargetChoices:
         return Cause(RULE, self._side.name, about, place_of(self._side.drafts[0]), size)
 
     def other_draws(self) -> Cause | None:
-        """Whether a run of this engine emitted other tokens than its sampler draws with its random
-        numbers: where in a round, and which part of the sampler is left out there."""
+        """Whether a run of this engine emitted other tokens than its sampler gives with its random
+        numbers: where in a round, and which part of the sampler is missing there."""
         side, options, n = self._side, self._side.run.facts.options, self._side.n_prompt
         if not self._is_exact or options is None or options.spec.accept != "match":
             return None
@@ -247,7 +248,7 @@ class TargetChoices:
             "Verified tokens, accepted or after a rejection,": accepted | rejected,
             "Tokens since the first rejection": range(min(rejected, default=0) + 1, len(side.text)),
         }
-        # a sampler that went on from another text draws otherwise from the first token on
+        # a sampler continuing from another text differs from the first token on
         which = next((one for one, places in where.items() if {*places}.issuperset(wrong)), "")
         if not wrong or not which:
             return None
@@ -267,8 +268,8 @@ class TargetChoices:
         return Cause(RULE, side.name, f"{about}.", f"position {n + min(wrong)}", size)
 
     def _wrong_draws(self, options: RunOptions, sampling: SamplerOptions) -> set[int]:
-        """Emitted tokens, by index, that a sampler does not draw after those before them with its
-        random number, nor with one next to it."""
+        """Emitted tokens, by index, that a sampler does not give after the previous ones with its
+        random number, nor with an adjacent one."""
         side, session, n = self._side, self._session, self._side.n_prompt
         banned = session.tokenizer.eog_ids if options.ignore_eos else ()
         sampler, found = Sampler(sampling, banned, side.text[:n]), set[int]()
@@ -284,8 +285,8 @@ class TargetChoices:
         return found
 
     def threshold_rule(self) -> Cause | None:
-        """Whether at a temperature drafted tokens are accepted where their probability is above a
-        bound, or anyhow more often than it says. Only of drafts that were not drawn."""
+        """Whether at a temperature drafted tokens are accepted if their probability is above a
+        bound, or more often than it says. Only for drafts that were not sampled."""
         known = self._of_drafted
         judged = [(known[at], kept) for at, kept in self._kept.items() if at in known]
         n_taken = sum(kept for _, kept in judged)
@@ -298,7 +299,8 @@ class TargetChoices:
 
 
 _SURE_WAY = 1000
-"""In how many ways as many tokens might be accepted, for a number that parts them to say why."""
+"""In how many ways as many tokens might be accepted, for a separating number to prove the
+reason."""
 _PARTS = {
     "rank": "among the target's {:.0f} best",
     "share": "that the target gives {:.2g} or more",
@@ -308,7 +310,8 @@ _PARTS = {
     "blank": "of white space alone",
     "again": "equal to the token before",
 }
-"""What is known of a drafted token, and how a sentence goes on with the least of it, or without."""
+"""Known numbers of a drafted token, and the end of a sentence with the least of them, or
+without."""
 
 
 def _facts(
@@ -318,8 +321,8 @@ def _facts(
     piece: Callable[[int], bytes],
     top: Mapping[int, float],
 ) -> Mapping[str, float]:
-    """Of a drafted token, by the names of _PARTS. logits: of the target in its place; top: what the
-    drafter gives the best ones, as far as it is known."""
+    """Numbers of a drafted token, by the names of _PARTS. logits: of the target in its place; top:
+    the drafter's for the best ones, as far as known."""
     shares = torch.softmax(logits.float(), -1)
     own, best = float(shares[token]), float(shares.max())
     known = {"own": top[token]} if token in top else {}
@@ -334,8 +337,8 @@ def _facts(
 
 
 def parted(tokens: Sequence[tuple[Mapping[str, float], bool]]) -> list[str]:
-    """What parts the tokens that were accepted from all others, in words for each number that
-    does. tokens: what is known of each, and whether it was accepted."""
+    """Numbers that separate the accepted tokens from all others, in words. tokens: the numbers of
+    each, and whether it was accepted."""
     kept, left = ([one for one, is_kept in tokens if is_kept is which] for which in (True, False))
     n_ways = math.comb(len(tokens), len(kept))
     if min(len(kept), len(left)) < FEW or n_ways < _SURE_WAY:
@@ -353,10 +356,10 @@ def parted(tokens: Sequence[tuple[Mapping[str, float], bool]]) -> list[str]:
 
 
 def lossy_words(judged: Sequence[tuple[float, bool]]) -> str:
-    """What shows that drafted tokens are not accepted by a draw: the target's probability of each,
-    and whether it was accepted. Empty where nothing does."""
+    """Evidence that drafted tokens are not accepted by sampling, from the target's probability of
+    each and whether it was accepted. Empty without any."""
     taken, left = ([p for p, kept in judged if kept is which] for which in (True, False))
-    # the chance that some bound parts those that are accepted from the others
+    # the probability that some bound separates accepted tokens from the others
     probs = np.sort([p for p, _ in judged]).clip(_SMALL, 1 - _SMALL)
     below, above = np.log(1 - probs), np.log(probs)
     parted = [below[:k].sum() + above[k:].sum() for k in range(len(probs) + 1)]

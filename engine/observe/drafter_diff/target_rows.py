@@ -1,5 +1,5 @@
-"""Rows that the target makes of a text, which drafters read: of the text itself, and of verify
-batches with their rejected tokens."""
+"""Target rows of a text, which drafters read: of the text itself, and of verify batches with their
+rejected tokens."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _CUT: dict[str, TensorChange] = {
     for most in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 }
 PASS = 256
-"""Tokens of a pass."""
+"""Tokens per pass."""
 _NEAR = 0.1
-"""Distance of rows, of their square, that rounding of another engine and a factor may leave."""
+"""Relative squared distance of rows that another engine's rounding and a factor may leave."""
 
 
 class TextRows:
-    """`rows` of a text, with the layers in `taps` and two next to each; without taps, the
-    embedding and the layers before the last one."""
+    """`rows` of a text, with the layers in `taps` and two next to each; without taps, the embedding
+    and the layers before the last one."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class TextRows:
         self.rows = self._forward(memory, 0, text)
 
     def like(self, text: Sequence[int]) -> TextRows:
-        """The same of another text."""
+        """The same for another text."""
         return TextRows(self._model, text, self.taps, self._cancelled)
 
     def of_rejected(self, drafts: Drafts) -> dict[int, TargetRows]:
-        """Rows of the whole verify batch of drafts that were accepted in part, by round."""
+        """Rows of the whole verify batch of partly accepted drafts, by round."""
         text = self._text
         memory = HybridMemory.for_model(self._model.config, 1, len(text) + 80, self._model.device)
         found, n = {}, 0
@@ -87,8 +87,8 @@ class TextRows:
     def after_rounds(
         self, model: DraftModel, text: DraftedText, window: Drafts
     ) -> Iterator[tuple[str, torch.Tensor | dict[int, Entries]]]:
-        """What rows may be after a rejection or a whole acceptance, with the table of all; and
-        those of rejected tokens that may stay in memory, by round. text: with a table."""
+        """Possible wrong rows after a rejection or a full acceptance, as tables of all rows; and
+        rows of rejected tokens that may stay in memory, by round. text: with a table."""
         assert text.table is not None
         table, first = text.table, text.drafts.index(window[0])
         drafts = text.drafts[max(0, first - 1) : first + len(window)]
@@ -133,8 +133,8 @@ class TextRows:
     def wrong(
         self, orders: Sequence[Sequence[int]]
     ) -> Iterator[tuple[str, TargetRows, Sequence[int] | None]]:
-        """What may be wrong with all rows, these rows, and the layers that are read of them.
-        orders: other ones of its layers."""
+        """Possible mistakes of all rows: a sentence, the rows, and the layers that are read.
+        orders: other orders of its layers."""
         rows, taps = self.rows, self.taps
         for what, change in (MOVED | CHANGES | _CUT).items():
             yield f"the target's rows are {what}", mapped(rows, change), None
@@ -182,8 +182,8 @@ class TextRows:
             yield about, rows, order
 
     def about(self, handed: np.ndarray, which: np.ndarray) -> str:
-        """What rows that were handed over are, float32 [n, n_embd], where they are not right: the
-        first of what may be wrong that is nearest. which: the wrong ones, int [k]."""
+        """The nearest mistake that explains the rows handed over, float32 [n, n_embd]. which: the
+        wrong ones, int [k]."""
         found = torch.from_numpy(handed[which])
         if not found.isfinite().all():
             return "rows are NaN or infinite"
@@ -208,6 +208,6 @@ def _normed(norm: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
 
 
 def mapped(rows: TargetRows, change: TensorChange, only: int | None = None) -> TargetRows:
-    """Rows with each of them changed. only: the one layer whose rows are changed, None for all."""
+    """Each row changed. only: the single layer whose rows are changed, None for all."""
     taps = {i: change(x) if only in (None, i) else x for i, x in rows.taps.items()}
     return TargetRows(change(rows.hidden), taps)

@@ -1,6 +1,5 @@
-"""What a kernel that is called at a place may read in place of a tensor or a number, or give, and
-what layers have in place of windows and ropes: a sentence's part, and how it is made of the right
-one."""
+"""Changes of tensors and numbers that a kernel call may read or return, and of layers' windows and
+ropes: a part of a sentence, and the function that makes the changed value from the right one."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from kernels.pointwise import geglu, swiglu
 
 FACTORS = (0.0, 0.5, 2.0, -1.0, 0.25, 4.0, math.sqrt(0.5), math.sqrt(2.0))
 _NUMBERS = (0.0, 0.01, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0, 100.0, 1e3, 1e4, 1e5)
-"""Factors of a number that a kernel is given, as an eps or a limit."""
+"""Factors of a kernel's number, such as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
 MOVED: dict[str, TensorChange] = {
     "that of the row before": lambda x: rows_on(x, 1),
@@ -45,12 +44,12 @@ def _reordered(sizes: tuple[int, int], x: torch.Tensor) -> torch.Tensor:
 
 
 def halves(x: torch.Tensor) -> torch.Tensor:
-    """[..., n] with its halves exchanged."""
+    """[..., n] with its halves swapped."""
     return x.roll(x.shape[-1] // 2, -1)
 
 
 def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as integers of n_bits, in steps of their largest number."""
+    """Rows as n_bits integers, scaled by their largest magnitude."""
     step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
 
@@ -60,8 +59,8 @@ def _as_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rotated(x: torch.Tensor) -> torch.Tensor:
-    """Rows times a Hadamard matrix of the largest power of two that divides their width, as caches
-    of few bits have them."""
+    """Rows times a Hadamard matrix of the largest power of two that divides their width, as in
+    caches with few bits."""
     n, size = x.shape[-1], 1
     while n % (2 * size) == 0:
         a, b = x.unflatten(-1, (-1, 2, size)).unbind(-2)
@@ -89,14 +88,14 @@ CHANGED: dict[str, TensorChange] = {
     "zeros in the second half": partial(_of_half, True),
     "rotated by a Hadamard matrix": _rotated,
 }
-"""What the numbers of each row may be in place of the right ones, wherever rows are handed on."""
+"""Possible changes of the numbers of each row, wherever rows are handed on."""
 AS_IF = "as if it were "
 _MOST_ROUNDED, _BLOCK = 1 << 22, 32
-"""Numbers of a matrix that is tried rounded, and those that share a scale."""
+"""Most numbers of a matrix that is tried rounded, and the numbers that share a scale."""
 
 
 def _numbers_of(matrix: PackedWeight) -> torch.Tensor | None:
-    """f32 [out, in], None where it is large or lies otherwise."""
+    """f32 [out, in], None if it is large or has another layout."""
     data, n = matrix.data, math.prod(matrix.shape)
     if n > _MOST_ROUNDED or matrix.factors is not None:
         return None
@@ -123,7 +122,7 @@ OF_MATRICES: dict[str, TensorChange] = {
 
 @lru_cache(16)
 def _other_matrix(about: str, matrix: PackedWeight) -> PackedWeight:
-    """A matrix with numbers changed; itself where they cannot be."""
+    """A matrix with changed numbers; unchanged if that is impossible."""
     numbers, n_in = _numbers_of(matrix), matrix.shape[1]
     if numbers is None or ("blocks" in about and n_in % _BLOCK):
         return matrix
@@ -132,7 +131,7 @@ def _other_matrix(about: str, matrix: PackedWeight) -> PackedWeight:
 
 
 def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
-    """[..., n_rows, n] with each row in the place `by` after its own."""
+    """[..., n_rows, n] with each row moved by `by`."""
     axis = -2 if x.is_floating_point() and x.dim() > 1 else -1
     if by == 1 and x.storage_offset() >= x.stride(axis) > 0:  # its first row is not the first one
         return x.as_strided(x.shape, x.stride(), x.storage_offset() - x.stride(axis)).contiguous()
@@ -140,7 +139,7 @@ def rows_on(x: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Of an argument, a weight or not: how a sentence on it ends, and the change."""
+    """Changes of an argument, a weight or not: the end of a sentence, and the change."""
     if isinstance(x, float):
         for value in (1.0, *(factor * x for factor in _NUMBERS)):
             yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
@@ -166,7 +165,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "less one", partial(torch.sub, other=root)
         yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
-        of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # of scores
+        of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # scores
         for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
             yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
         yield from ((f"as {about}", change) for about, change in MOVED.items())
@@ -180,7 +179,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
 
 
 def _other_gates(own: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What a feed-forward part may do with its two halves."""
+    """Other functions of a feed-forward part's two halves."""
     yield from ((one.__name__, one) for one in (swiglu, geglu) if one is not own)
     yield "the same of exchanged halves", lambda gate, up, *more, **how: own(up, gate, *more, **how)
     yield "a product", lambda gate, up, *_, **how: gate * up
@@ -207,7 +206,8 @@ _SEEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "see none of those after them": lambda _, own: own.tril_(),
     "see all but the oldest": lambda mask, _: mask[..., 0].fill_(False),
 }
-"""How rows of a pass may see otherwise, by what is done to a mask and to its part of own cells."""
+"""How rows of a pass may attend differently, by a change of the mask and of its part for own
+cells."""
 
 
 def _first_of(own: torch.Tensor, n: int) -> torch.Tensor:
@@ -230,7 +230,7 @@ _MOST_LAYERS = 5
 
 
 def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int | None]]]:
-    """Windows of layers that are not these, and what that is."""
+    """Windows of layers that differ from these, with words."""
     sizes = dict.fromkeys(size for size in own if size)
     if not sizes:
         return
@@ -252,8 +252,8 @@ def _listed(windows: Sequence[int | None]) -> str:
 def other_ropes(
     rope: RopeTables, places: Sequence[int], width: int = 0
 ) -> Iterator[tuple[str, RopeTables]]:
-    """How ropes may turn otherwise: a sentence's part, and what is in their place. places:
-    positions from which on they may. width: numbers of a head."""
+    """Other rotations of ropes: a part of a sentence, and the replacement. places: positions from
+    which on they may apply. width: of a head."""
     own, device = rope.config, rope.device
     for about, config in _other_angles(own, width) if own is not None else ():
         yield about, RopeTables(config, device)
@@ -269,11 +269,11 @@ def other_ropes(
 
 
 _DIGITS, _BASES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 16.0), (1, 2, 3, 5)
-"""What factors that people choose begin with, and frequency bases."""
+"""Leading digits of factors that people choose, and frequency bases."""
 
 
 def _other_angles(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
-    """Those that turn otherwise, of those that turn alike the first."""
+    """Other rope configurations; of equivalent ones the first."""
     seen = set[str]()
     for about, config in (("", own), *_scaled(own, width)):
         turns = " ".join(f"{x:.3g}" for x in (config.magnitude, *config.inverse_frequencies()))
@@ -298,13 +298,13 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     for x in (0.5, 0.25, 0.75):
         about, n = f"turns the first {x:g} of its pairs alone", round(x * len(ones))
         yield about, replace(own, factors=(*ones[:n], *[math.inf] * (len(ones) - n)))
-    # scaling that a file has and an engine has not, or the other way round
+    # scaling that only the file or only the engine has
     for factor, n_ctx in product((2.0, 4.0, 8.0, 32.0), (1 << i for i in range(6, 16))):
         how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
         yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)
         yield f"is scaled {how} (yarn)", yarn
         share = torch.tensor(plain.inverse_frequencies()) * n_ctx / (2 * math.pi)
-        keep = ((share - 1) / 3).clamp(0, 1)  # of pairs that turn once to four times in n_ctx
+        keep = ((share - 1) / 3).clamp(0, 1)  # pairs that turn one to four times in n_ctx
         factors = 1 / (keep + (1 - keep) / factor)
         yield f"is scaled {how} (llama3)", replace(plain, factors=tuple(factors.tolist()))
 
@@ -314,11 +314,11 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
 Given = dict[int | str, Any]
 """Arguments of a call, by position or name."""
 Way = Callable[[Callable[[Given], Any], Given], Any]
-"""What is called in place of a kernel, with it and with what it is given."""
+"""A replacement of a kernel, called with the kernel and its arguments."""
 
 
 def called_with(own: Callable[..., Any], given: Given) -> Any:
-    """What a function gives of these arguments."""
+    """The result of a function for these arguments."""
     args = (x for key, x in given.items() if isinstance(key, int))
     return own(*args, **{key: x for key, x in given.items() if isinstance(key, str)})
 
@@ -336,7 +336,7 @@ def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
 
 
 def flipped(axes: Mapping[Any, int]) -> Way:
-    """Arguments that are read from the last number of an axis to the first."""
+    """Arguments read in reverse along an axis."""
     return with_changed({key: partial(torch.flip, dims=[axis]) for key, axis in axes.items()})
 
 
@@ -345,7 +345,7 @@ def with_exchanged(a: int | str, b: int | str) -> Way:
 
 
 def within_heads(n: int, part: slice, change: Way) -> Way:
-    """What a way gives in some of n heads alone."""
+    """A way applied in some of n heads alone."""
 
     def within(own: Callable[[Given], Any], given: Given) -> Any:
         both = own(given).clone(), change(own, given)
@@ -364,10 +364,10 @@ _MOST_HEADS = 8
 
 
 class Operation(NamedTuple):
-    """A call of a kernel at one place of a module. module, name: where its name is. code, at:
-    the caller and the instruction; owner: whose method that is, part: how it is called in what it
-    is a part of, layer: in which of several. given, result: of one call. weights: by position or
-    name of an argument, how the weights are called."""
+    """A kernel call at one place of a module. module, name: where its name is bound. code, at: the
+    caller and the instruction; owner: whose method that is, part: its name in the parent, layer:
+    index of several. given, result: of one call. weights: names of the weights, by position or name
+    of an argument."""
 
     module: Any
     name: str
@@ -382,7 +382,7 @@ class Operation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For sentences."""
+        """Its name in sentences."""
         whose = " and ".join(f"`{name}`" for name in self.weights.values())
         by = f" by {whose}" if whose else ""
         part = f" ({self.part})" if self.part else ""
@@ -390,7 +390,7 @@ class Operation(NamedTuple):
 
     @property
     def weight(self) -> Any:
-        """The one weight that it reads, None where there is not one."""
+        """The only weight that it reads, None if there is not exactly one."""
         return self.given[next(iter(self.weights))] if len(self.weights) == 1 else None
 
     @property
@@ -401,7 +401,7 @@ class Operation(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """What is wrong where it is."""
+        """The stage of a mistake there."""
         names = (*self.weights.values(), self.code.co_name, self.part)
         if "rope" in vars(self.module)[self.name].__module__ + self.code.co_qualname.lower():
             return POSITIONS
@@ -413,11 +413,11 @@ class Operation(NamedTuple):
 
 _PLAIN = {"cos": torch.ones_like, "sin": torch.zeros_like}
 _TAPS = {"base": 0, "own": 2}
-"""Names of arguments: what is in place of angles that turn nothing, the axis of taps."""
+"""Names of arguments: the replacement of angles without rotation, the axis of taps."""
 
 
 def ways(one: Operation) -> Iterator[tuple[str, Way]]:
-    """What a kernel may do otherwise: a sentence's end, and what is called in its place."""
+    """Possible changes of a kernel call: the end of a sentence, and the replacement."""
     given, rows = one.given, one.rows
     if is_floats(one.result):
         for key, x in rows.items():
@@ -429,7 +429,7 @@ def ways(one: Operation) -> Iterator[tuple[str, Way]]:
         of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
         for factor in dict.fromkeys((*of_width, *FACTORS)):
             yield f"gives {factor:.3g} times what it should", scaled_by(factor)
-        if one.weights:  # of a gate, that it is left out
+        if one.weights:  # 0 for a gate: left out
             yield "gives ones", lambda own, its: torch.ones_like(own(its))
         in_heads = {"gives zeros": scaled_by(0.0)}
         names = [*signature(vars(one.module)[one.name]).parameters]
@@ -443,7 +443,7 @@ def ways(one: Operation) -> Iterator[tuple[str, Way]]:
             yield "turns nothing", in_heads["turns nothing"]
         n = _n_heads(one)
         heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
-        for i in range(2, n):  # as queries are, or keys
+        for i in range(2, n):  # of queries, or keys
             heads |= {f"first {i} heads": slice(i), f"last {n - i + 1} heads": slice(i - 1, n)}
         for (which, part), (about, change) in product(heads.items(), in_heads.items()):
             yield f"{about} in its {which}", within_heads(n, part, change)
@@ -469,7 +469,7 @@ def ways(one: Operation) -> Iterator[tuple[str, Way]]:
 
 
 def _n_heads(one: Operation) -> int:
-    """Heads of what a kernel gives, 0 where it has none or many."""
+    """Heads in a kernel's result, 0 if it has none or many."""
     (*_, n) = one.result.shape
     known = (
         x.shape for x in (one.result, *one.given.values()) if torch.is_tensor(x) and x.dim() == 4

@@ -1,5 +1,5 @@
-"""Wrong drafts: how far their tokens are from right candidates, what they have in common, and the
-stage and the scopes that this points to."""
+"""Wrong drafts: the distance of their tokens from right candidates, what they have in common, and
+the stage and scopes that this suggests."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from engine.observe.drafter_diff.records import (
 from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
-"""By round, of each drafted token: how many right candidates are better, 0 where none is but for
-rounding, and how far the best is above the second, of its distance to the tenth."""
+"""By round, for each drafted token: how many right candidates are better, 0 if none is within
+rounding, and the lead of the best over the second, relative to the tenth."""
 _AS_CLEAR, _NEAR = 0.6, 0.9
-"""Where wrong tokens are to be chosen, not computed, otherwise: the lead of the best candidate over
-the second, of what it is where drafts are right; share of them that is among the best."""
+"""Evidence that wrong tokens are chosen, not computed, wrongly: the lead of the best candidate over
+the second, relative to that of right drafts; share of them among the best."""
 _SHOWS, _STRAY, _SCALED, _CHANCE = 5, 0.05, 0.05, 0.03
-"""Right drafts that show that a mistake needs something that they have not; share of them that may
-be wrong all the same; what a factor of logits has to be away from 1; how likely it may be that
-wrong drafts are by chance in none but some rounds or tokens, for these to be named."""
+"""Right drafts that show that a mistake needs a condition that they lack; share of them that may be
+wrong all the same; least distance of a factor of logits from 1; greatest probability that wrong
+drafts are in some rounds or tokens alone by chance, for these to be named."""
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
-"""How far below the best logit a drafted one may lie by rounding: of the distance to the tenth, and
-in all; of runs of this engine in modes that round alike, less."""
+"""How far below the best logit a draft may be by rounding: relative to the tenth, and absolute;
+less for runs of this engine in modes that round alike."""
 SHARES_TIE, SHARES_EXACT = 0.02, 0.003
-"""How far apart two probabilities are alike but for rounding."""
+"""Greatest difference of two probabilities within rounding."""
 _TEMPS = (0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 _MOST_SIGMAS, _LEAST_SIGMA = 1.8, 0.5
 
 
 def gap(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, float]:
-    """The best token, and 0 where `token` is as good but for rounding, else 1."""
+    """The best token, and 0 if `token` is as good within rounding, else 1."""
     best, value = next(iter(row.items()))
     if token == best:
         return best, 0.0
-    # of logits that are NaN none is as good, and of equal ones any would be
+    # NaN logits are never as good, and among equal ones any would be
     is_near = value - row.get(token, float("-inf")) <= least(row, tie)
     return best, float(not (is_near and _spread(row)))
 
 
 def is_clear(row: Candidates, tie: tuple[float, float]) -> bool:
-    """Whether the best token is clear of the second."""
+    """Whether the best token is clearly ahead of the second."""
     best, *second = list(row.values())[:2]
     return not second or best - second[0] > least(row, tie)
 
 
 def least(row: Candidates, tie: tuple[float, float]) -> float:
-    """What a better logit has to be apart by."""
+    """The least clear lead of a logit."""
     return min(tie[0] * _spread(row), tie[1])
 
 
@@ -76,20 +76,20 @@ def ranked(row: Candidates, token: int, tie: tuple[float, float]) -> tuple[int, 
     ids, values, spread = [*row], [*row.values()], _spread(row)
     rank = (ids.index(token) if token in row else len(row)) if gap(row, token, tie)[1] else 0
     if rank and len(ids) < N_CANDIDATES:
-        rank = N_CANDIDATES  # of so few any is near
+        rank = N_CANDIDATES  # with so few any is near
     return rank, (values[0] - values[1]) / spread if spread > 0 else 1.0
 
 
 def wrong_steps(ranks: Ranks, draft: RecordedDraft) -> list[int]:
-    """Tokens of a draft that are wrong, from 0."""
+    """Wrong tokens of a draft, from 0."""
     return [i for i, (rank, _) in enumerate(ranks[draft.round]) if rank]
 
 
 def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
-    """What shows that tokens were drawn from the ten best of their rows: as many of them best,
-    second and further down as a temperature makes likely. Empty where none does."""
+    """Evidence that tokens were sampled from the ten best of their rows: best, second and further
+    ones as often as a temperature predicts. Empty without any."""
     if any(len(row) < N_CANDIDATES for row, _ in picks):
-        return ""  # of so few candidates any choice looks drawn
+        return ""  # with so few candidates any choice looks sampled
     logits = np.array([[*row.values()][:N_CANDIDATES] for row, _ in picks])
     ranks = np.array([[*row].index(token) for row, token in picks])
     found = []
@@ -120,14 +120,14 @@ _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
 
 def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> list[Scope]:
-    """Where wrong drafts show, by counts over rounds, that a mistake may be made, everywhere first:
-    after one outcome, in all rows of such a round or in the newest alone; from a position, where
-    `least` right drafts come before it, or up to one; and of each of these, from a drafted token on
-    or in one alone. To be tried, with `least` 1, those of `_whens`, too."""
+    """Scopes of a mistake suggested by counts over rounds, everywhere first: after one outcome, in
+    all rows of such a round or in the newest alone; from a position, if `least` right drafts come
+    before it, or up to one; and within each of these, from a drafted token on or in one alone. With
+    `least` 1, for trials, also those of `_whens`."""
     first, last = drafts.index(wrong[0]), drafts.index(wrong[-1])
     share, end, words = _outcome(drafts, wrong)
     if first >= _SHOWS and len(wrong) > share * (len(drafts) - first):
-        end = ""  # since then all are wrong, whatever came before
+        end = ""  # from there on all are wrong, whatever came before
     if not end and first >= _SHOWS:
         before = [set(outcomes(draft)) for draft in drafts[:first]]
         end = next((one for one in OUTCOMES if one in before[-1].difference(*before[:-1])), "")
@@ -151,11 +151,11 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
         n_longer = sum(len(ranks[draft.round]) > step + 1 for draft in wrong)
     ways: list[tuple[str, Collection[int]]] = []
     if n_longer < FEW and step:
-        # the first one that is wrong may be later than the first that is made otherwise
+        # the first wrong one may be later than the first affected one
         starts = range(1, step + 1) if least < _SHOWS else sorted({1, step})
         ways += [(f", only from drafted token {i} on", range(i, _NO_END)) for i in starts]
     alone = {step} if n_longer >= FEW else set[int]()
-    if steps and least < _SHOWS:  # what comes after it, or reads it, may be wrong by that
+    if steps and least < _SHOWS:  # later ones, or those that read it, may be wrong because of it
         alone |= {step, max(steps, key=lambda step: steps[step])}
     for i in sorted(alone):
         which = f", only in drafted token {i}" if i else ", only in the first token of drafts"
@@ -171,14 +171,14 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
 
 
 def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
-    """Scopes of all rows that come with drafts at some places, and of the newest ones alone."""
+    """Scopes of all rows of drafts at some indices, and of the newest ones alone."""
     pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
     every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
     return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
 
 
 def _outcomes_of(drafts: Drafts) -> dict[str, set[int]]:
-    """Places of drafts that come after each of OUTCOMES."""
+    """Indices of drafts after each of OUTCOMES."""
     after = {end: set[int]() for end in OUTCOMES}
     for i, draft in enumerate(drafts[:-1]):
         for end in outcomes(draft):
@@ -189,9 +189,9 @@ def _outcomes_of(drafts: Drafts) -> dict[str, set[int]]:
 def whens(
     drafts: Drafts, wrong: Collection[int], shown: str = ""
 ) -> Iterator[tuple[str, set[int]]]:
-    """In which rounds alone a mistake may be made, whatever wrong drafts show: in words, and places
-    of their drafts; those that most right drafts speak for first. wrong: places of wrong drafts;
-    shown: an outcome that is one already."""
+    """Subsets of rounds to which a mistake may be limited, whatever wrong drafts suggest: words,
+    and indices of their drafts; those supported by most right drafts first. wrong: indices of wrong
+    drafts; shown: an outcome that already is a scope."""
     found, after, first = dict[str, set[int]](), _outcomes_of(drafts), min(wrong)
     for end, places in after.items():
         if end != shown:
@@ -216,8 +216,8 @@ def whens(
 
 
 def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
-    """The one of OUTCOMES that alone wrong drafts come after, which share of those is wrong, and
-    how many are; else empty."""
+    """The one of OUTCOMES that all wrong drafts follow, the share of its drafts that is wrong, and
+    in words how many; else empty."""
     are_wrong, shown = {drafts.index(draft) for draft in wrong}, [(0.0, "", "")]
     for end, places in _outcomes_of(drafts).items():
         n, n_else = len(places & are_wrong), len(are_wrong - places)
@@ -230,7 +230,7 @@ def _outcome(drafts: Drafts, wrong: Drafts) -> tuple[float, str, str]:
 
 
 def shape_of(drafts: Drafts, wrong: Drafts, ranks: Ranks) -> str:
-    """When drafts are wrong, in words; empty where they are so anywhere, or may be by chance."""
+    """When drafts are wrong, in words; empty if anywhere, or possibly by chance."""
     shape, lengths = "", [len(ranks[draft.round]) for draft in wrong]
     for words, places, steps in scopes_of(drafts, wrong, ranks, _SHOWS):
         n, n_wrong = (sum(places is None or d.pos0 in places for d in x) for x in (drafts, wrong))
@@ -244,9 +244,10 @@ def shape_of(drafts: Drafts, wrong: Drafts, ranks: Ranks) -> str:
 
 
 def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | None:
-    """Whether the recorded shares of the best candidates are those of the right rows where the
-    first wrong token of a draft was chosen, whatever ids they have: then the choice is wrong, and
-    all before it right. rows: by round, of teacher-forced drafts. None where too few are known."""
+    """Whether the recorded probabilities of the best candidates match the right rows where the
+    first wrong token of a draft was chosen, whatever their ids: then the choice is wrong, and
+    everything before it right. rows: by round, of teacher-forced drafts. None if too few are
+    known."""
     found = []
     for draft in wrong:
         step = next(iter(wrong_steps(ranks, draft)), len(draft.tops))
@@ -256,8 +257,8 @@ def same_logits(wrong: Drafts, rows: Rows, ranks: Ranks, tie: float) -> bool | N
 
 
 def logits_scale(drafts: Drafts, rows: Rows, tie: float) -> float | None:
-    """The factor of right logits that gives the recorded shares of all candidates; None where none
-    does, or it is 1."""
+    """The factor of right logits that gives the recorded probabilities of all candidates; None if
+    there is none, or it is 1."""
     known = [
         pair
         for draft in drafts
@@ -279,7 +280,7 @@ def logits_scale(drafts: Drafts, rows: Rows, tie: float) -> float | None:
 def _logits_and_shares(
     draft: RecordedDraft, rows: Sequence[Candidates], start: int, stop: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Right logits, and recorded shares of the best tokens, both from the best on."""
+    """Right logits, and recorded probabilities of the best tokens, both from the best on."""
     for top, row in zip(draft.tops[start:stop], rows[start:stop], strict=False):
         shares, logits = np.sort([*top.values()])[::-1], np.array([*row.values()])
         if 1 < len(shares) <= len(logits) and shares.sum() > 0:
@@ -287,7 +288,7 @@ def _logits_and_shares(
 
 
 def places_of(text: DraftedText) -> dict[str, Collection[int]]:
-    """Places of a text that its rows may be wrong in, by what they are."""
+    """Named subsets of a text where its rows may be wrong."""
     n, drafts = text.starts[0], text.drafts
     found: dict[str, Collection[int]] = {
         "the prompt": range(n),
@@ -304,7 +305,7 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
 
 
 def in_passes(text: DraftedText, ahead: int) -> dict[str, Collection[int]]:
-    """The first and the last entries of passes of some size of a text's prompt, by what they are.
+    """The first and the last entries of passes of some size over a text's prompt, with names.
     ahead: see DraftModel."""
     n = text.starts[0]
     return {
@@ -323,7 +324,7 @@ def stage_of(
     in_blocks: bool,
     same: bool | None = None,
 ) -> tuple[str, str]:
-    """The stage that wrong drafts point to where nothing gives them, and a sentence. same: see
+    """The stage that wrong drafts suggest if nothing gives them, and a sentence. same: see
     `same_logits`."""
     apart = [ranks[draft.round][at] for draft in wrong for at in wrong_steps(ranks, draft)]
     right = [lead for own in ranks.values() for rank, lead in own if not rank]
