@@ -1,4 +1,4 @@
-"""Inputs of a kernel under test: its shape, the weights, and the rows of one verify pass."""
+"""Inputs of a kernel under test: its shape, the weights, and the rows of a verify pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ loads = [0]  # how many Triton's interpreter has done for all cases
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one case. Convolutions: n_heads channels and d_k taps; d_v and n_groups are 1.
-    `extras`: what it has of Kernel.extras."""
+    """Sizes of a case. Convolutions: n_heads channels and d_k taps; d_v and n_groups are 1.
+    `extras`: those of Kernel.extras that it has."""
 
     recurrence: Recurrence
     n_heads: int
@@ -30,7 +30,7 @@ class Shape:
     extras: tuple[str, ...] = ()
 
     def without(self, extra: str) -> Shape:
-        """The shape without one of its extras."""
+        """The shape without one extra."""
         return replace(self, extras=tuple(x for x in self.extras if x != extra))
 
     @property
@@ -42,15 +42,15 @@ class Shape:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype that stored states have."""
+        """Dtype of stored states."""
         dtype = getattr(torch, self.state_dtype)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     def smaller(self) -> list[Shape]:
-        """The shapes that take half of one size each, smallest first use."""
+        """The shapes with one size halved, the most useful first."""
         sizes = {"n_tokens": 2, "n_sequences": 1, "n_heads": self.n_groups, "d_v": 16, "d_k": 16}
-        if self.recurrence == "conv":  # few channels would fit many taps by chance
+        if self.recurrence == "conv":  # few channels would match many taps by chance
             sizes = {"n_tokens": 2, "n_sequences": 1, "n_heads": 4}
         half = {name: getattr(self, name) // 2 for name in sizes}
         return [replace(self, **{x: half[x]}) for x, least in sizes.items() if half[x] >= least]
@@ -107,12 +107,12 @@ class Rows:
 
     @property
     def bound(self) -> float | None:
-        """The lower bound of KDA's gate, where there is one."""
+        """The lower bound of KDA's gate, if any."""
         return float(self.lower_bound) if "lower_bound" in self.tensors else None
 
     def wide(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """Mamba-2's dt [tokens, heads, d_v], A [heads, d_v, d_k] and D [heads, d_v] as kernels take
-        them, for each channel, with strides of 0; and dt_bias, as D, with z, by their names."""
+        """Mamba-2's dt [tokens, heads, d_v], A [heads, d_v, d_k] and D [heads, d_v] in the form of
+        kernels, per channel with strides of 0; and dt_bias, as D, with z, by name."""
         heads, d_v = self.x.shape[1:]
         A = self.A.view(heads, 1, 1).expand(heads, d_v, self.B.shape[2])
         D, dt_bias = (x.view(heads, 1).expand(heads, d_v) for x in (self.D, self.dt_bias))
@@ -120,8 +120,8 @@ class Rows:
         return self.dt.unsqueeze(-1).expand(-1, heads, d_v), A, D, options
 
     def beside(self, *names: str) -> list[torch.Tensor]:
-        """Inputs as views of one tensor that has them side by side, as engines split a projection:
-        the strides of rows are not the sizes of rows."""
+        """Inputs as views of one tensor that holds them side by side, as engines split a
+        projection: row strides are larger than rows."""
         each = [self.tensors[name] for name in names]
         whole = torch.cat([t.flatten(1) for t in each], 1)
         parts = whole.split([t[0].numel() for t in each], 1)
@@ -133,31 +133,32 @@ class Rows:
         return [slice(a, b) for a, b in pairwise(ends)]
 
     def one(self, index: int, some: slice = slice(None)) -> Rows:
-        """The rows of the index-th sequence alone, or some of them."""
+        """The rows of the index-th sequence, or some of them."""
         part = range(sum(self.lengths))[self.slices()[index]][some]
         at = slice(part.start, part.stop)
         tensors = {k: t if k in WEIGHTS else t[at].contiguous() for k, t in self.tensors.items()}
         return Rows([self.sequences[index]], [len(part)], tensors)
 
     def at(self, tokens: torch.Tensor | slice, starts: torch.Tensor) -> Rows:
-        """These rows, as those of sequences that start there; starts: [sequences + 1]."""
+        """These rows as sequences with these starts [sequences + 1]."""
         tensors = {k: t if k in WEIGHTS else t[tokens] for k, t in self.tensors.items()}
         return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)
 
 
-_RARE, _LARGE = 0.25, 30.0  # large inputs: how many of 1, and their size
+_RARE, _LARGE = 0.25, 30.0  # large inputs: one in how many, and their size
 WEIGHTS = ("A_log", "A", "D", "dt_bias", "lower_bound", "weight", "bias")  # tensors that rows share
 _FUNCTIONS = ("silu", "sigmoid", "softplus", "tanh", "relu", "gelu", "mish", "elu", "hardswish")
 
 
 class Source:
     """Draws weights, first states and rows of one shape from a seed, on the CPU; rows are float32
-    of what `rows_dtype` can hold.
+    rounded to `rows_dtype`.
 
-    long: gates let a state last for a hundred rows; large: some gates are far from 0, of a delta
-    rule so that a decay is e^-large or 1, and some q and k are zeros; replaced: inputs and weights
-    that have one value each; copies: all sequences have the same states and rows, but for q
-    (Mamba-2: C)."""
+    long: gates let a state last for a hundred rows; large: some gates are far from 0, so that a
+    delta rule's decay is e^-large or 1, and some q and k are zero; replaced: inputs and weights
+    with one constant value each; copies: all sequences have the same states and rows, except q
+    (Mamba-2: C).
+    """
 
     def __init__(
         self, shape: Shape, seed: int, device: str = "cpu", rows_dtype: str = "float32",
@@ -188,7 +189,7 @@ class Source:
         return drawn
 
     def _drawn(self, n: int, **sizes: tuple[int, ...]) -> dict[str, torch.Tensor]:
-        """Inputs of n rows, which have these sizes."""
+        """Inputs of n rows with these sizes."""
         drawn = {name: self._row(n, *size) for name, size in sizes.items()}
         for name in sorted(drawn.keys() & {"a", "b", "dt"}) if self.large else ():
             x = drawn[name]
@@ -220,7 +221,7 @@ class Source:
         return made | bound
 
     def state(self) -> torch.Tensor:
-        """A first state, rounded to the dtype that stored states have."""
+        """A first state, rounded to the stored dtype."""
         if self._first is None or not self.copies:
             self._first = self._normal(*self.shape.state).mul(0.3).to(self.shape.dtype).float()
         return self._first
@@ -262,7 +263,7 @@ class Source:
 
 
 def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The logarithm of a delta rule's decay, as its input a: of softplus (by mistake of another
+    """The logarithm of a delta rule's decay from its input a: of softplus (or by mistake another
     `step`), or with a lower bound."""
     x, A_log = row["a"] + row["dt_bias"], row["A_log"]
     rate = torch.exp(A_log).view(-1, *[1] * (row["dt_bias"].dim() - 1))
@@ -272,12 +273,12 @@ def log_decay(row: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """x divided by its length as these kernels do it, with eps below the root."""
+    """x divided by its norm as in these kernels, with eps inside the root."""
     return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
 
 
 def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Tensor]:
-    """What other functions of y, or the right one twice, give, with words."""
+    """Results of other functions of y, or of the right one applied twice, with words."""
     made = {name: getattr(F, name)(y) for name in _FUNCTIONS if name != right}
     made |= {"exp": y.exp(), "gelu by tanh": F.gelu(y, approximate="tanh")}
     of, own = f"{right}{where}", getattr(F, right)

@@ -1,4 +1,4 @@
-"""Causes of a wrong output or state: known mistakes under which the reference gives the same."""
+"""Causes of a wrong output or state: known mistakes with which the reference gives the same."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MOST_COMMITS, _MOST_ROWS = 12, 8
 
 
 class Situation:
-    """One sequence of one pass, with all that a wrong kernel might have used for it.
+    """One sequence of one pass, with everything that a wrong kernel might have used for it.
 
-    `tokens` are the rows of the pass, none where the sequence is not in it; `before` the
-    reference's states after each row of the passes before it, of the last of which `accepted` were
-    kept. `batch` are the rows of all sequences of the pass; those of each begin at its place.
-    `sought`: the causes that are meant, none: all.
+    `tokens` are the rows of the pass, empty if the sequence is not in it; `before` the reference's
+    states after each row of the previous passes, of the last of which `accepted` were kept. `batch`
+    are the rows of all sequences of the pass, each starting at its place. `sought`: the causes to
+    look for, empty: all.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Situation:
         self.batch, self.first = batch or self.tokens, places.get(sequence, 0)
         self.begin, self.own = self.first, len(self.tokens)
         self.start = reference.state(sequence)
-        # of a chunk: the right states before those before it, and the rows of the last of them
+        # for a chunk: the right states of earlier chunks, and the rows of the last of them
         self.earlier: list[torch.Tensor] = []
         self.before_chunk: list[Row] = []
         self.whole = self.tokens[: kernel.chunk or None]  # rows of the chunk, or of the pass
 
     def _chunk(self, row: int) -> Situation:
-        """The chunk that a row is in, as a pass of its own from the right state before it."""
+        """The chunk of a row, as a pass of its own from the right state before it."""
         part, size = copy(self), self.kernel.chunk
         first = row // size * size
         states = [self.start, *self._played(self.start, self.tokens[:first])[1]]
@@ -68,10 +68,10 @@ class Situation:
         return part
 
     def starts(self, bound: float) -> Iterator[Way]:
-        """Wrong states to start from: cause, sentence, state."""
+        """Wrong initial states: cause, sentence, state."""
         each, again = tee(self._carries() if self.earlier else self._starts())
         for cause, sentence, state in each:
-            if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
+            if not same(state, [self.start], bound / 4):  # as a log may leave it row by row
                 yield cause, sentence, state
         if self.kernel.chunk:
             after = self._played(self.start, self.whole)[1][-1]
@@ -83,7 +83,7 @@ class Situation:
                     yield cause, f"{sentence}, in key channels {a} to {b - 1} alone", part
 
     def _carries(self) -> Iterator[Way]:
-        """Wrong states that the chunk before may leave."""
+        """Wrong states that the previous chunk may leave."""
         for state in (torch.zeros_like(self.start), *self.earlier[::-1]):
             yield "wrong-chunk", "the state of the chunk before is lost", state
         log = Log(self.shape, self.earlier[-1], self.before_chunk)
@@ -126,7 +126,7 @@ class Situation:
             yield cause, f"state after row {count} {when}", state
 
     def _after(self, rows: int, count: int) -> str:
-        """The cause where the state after these rows takes the place of that after `count`."""
+        """The cause if the state after these rows replaces the one after `count`."""
         if self.shape.recurrence == "conv" and rows > count:
             return "window-not-rolled-back"
         return "lost-fold" if self.folds and rows < count else "stale-column"
@@ -139,8 +139,8 @@ class Situation:
                     yield "other-sequence", f"a state of sequence {other}", state
 
     def _logged(self, also: Sequence[Row] = ()) -> Iterator[tuple[int, list[Row]]]:
-        """Each of the last commits, and the rows that a log which began after it holds, with these
-        of the pass."""
+        """For each of the last commits, the rows that a log started after it holds, and these rows of
+        the pass."""
         taken, first = self.reference.tokens[self.sequence], True
         last = len(self.reference.committed[self.sequence]) - (1 if also else 2)
         for kept in range(last, max(-1, last - _MOST_COMMITS), -1):
@@ -150,8 +150,8 @@ class Situation:
             first = False
 
     def _folds(self, also: Sequence[Row] = ()) -> Iterator[Way]:
-        """States after a log that is folded otherwise, from each of the last commits on; also: rows
-        of this pass that it holds too, as where a token is taken at a time."""
+        """States after a wrongly folded log, from each of the last commits on; also: rows of this
+        pass in the log, as with one token per call."""
         commits = self.reference.committed[self.sequence]
         taken = self.reference.tokens[self.sequence]
         logs: list[Log] = []
@@ -179,7 +179,7 @@ class Situation:
 
     def _inputs_before(self) -> tuple[list[torch.Tensor], int]:
         """Inputs of a convolution before this pass, and how many of them were accepted: those of
-        the window before the last pass, of that pass, and nothing."""
+        the window before the last pass, of that pass, and a zero."""
         commits = self.reference.committed[self.sequence]
         first = commits[-2] if len(commits) > 1 else commits[-1]
         rows = self.reference.rows[self.sequence]
@@ -188,7 +188,7 @@ class Situation:
         return [*known, torch.zeros_like(known[0])], self.shape.d_k - 1 + self.accepted * bool(last)
 
     def _mappings(self, n: int) -> Iterator[tuple[str, str, list[Row]]]:
-        """Rows that may be taken in place of a sequence's first n, with a cause and words."""
+        """Rows that may replace a sequence's first n, with cause and words."""
         first, own = self.first, ""
         ways = mistakes.other_rows(first, n)
         for s, begin in self.places.items() if self.begin == first else ():
@@ -205,13 +205,13 @@ class Situation:
             yield own, "the same row of the pass before", before
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-        """Wrong ways through the rows: cause, sentence, rows."""
+        """Wrong mappings of the rows: cause, sentence, rows."""
         named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
         yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
         yield from strides(self.shape, self.batch, self.first, tokens)
 
     def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-        """Cause, sentence and rows where an input, or all, is that of other rows."""
+        """Cause, sentence and rows if an input, or all, comes from other rows."""
         gate, *others = (x for x in ROW_INPUTS[self.shape.recurrence] if x in tokens[0])
         for of_rows, words, taken in self._mappings(len(tokens)):
             for names in dict.fromkeys(((gate,), *((x,) for x in others), (gate, *others))):
@@ -228,8 +228,8 @@ class Situation:
     def _ways(
         self, state: torch.Tensor, count: int, of: int, bound: float, first: int = 0
     ) -> Iterator[Way]:
-        """Cause, sentence and what each wrong way through the first rows, from row `first` on,
-        gives that is not right; of: 0 outputs, 1 the last state."""
+        """Cause, sentence and result of each wrong computation of the first rows, from row `first`
+        on, that differs from the right one; of: 0 outputs, 1 the last state."""
 
         def part(played: Played) -> torch.Tensor:
             return played[1][-1] if of else torch.stack(played[0])
@@ -264,8 +264,8 @@ class Situation:
     def _fitted(
         self, rows: Sequence[Row], seen: torch.Tensor, right: torch.Tensor, bound: float, last: bool
     ) -> tuple[str, str] | None:
-        """Cause and sentence of a mistake that has a number, which gives outputs of these rows, or
-        the last state, as they are played or where what they wrote is kept."""
+        """Cause and sentence of a mistake with a number that gives the outputs of these rows, or
+        the last state, as computed or with their stored writes."""
         plain = last and self.shape.recurrence != "conv"
         log = Log(self.shape, self.start, rows) if plain else None
 
@@ -282,8 +282,8 @@ class Situation:
         return self._closest(seen, fits.numbered(each, seen, right, rows), bound, right, last)
 
     def _views_of_logs(self, count: int) -> Iterator[tuple[str, str, Played]]:
-        """Cause, sentence and outputs where the pass sees the state before a log, or what rows of
-        the log wrote, with other decays."""
+        """Cause, sentence and outputs if the pass sees the state before a log, or writes of the
+        log's rows, with other decays."""
         for kept, rows in self._logged():
             state, n = self.reference.committed[self.sequence][kept], len(rows)
             rows += self.tokens[:count]
@@ -291,11 +291,11 @@ class Situation:
                 yield cause, f"{words}; the first {n} are the log's", (outputs[n:], states)
 
     def _begun(self, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> Iterator[Way]:
-        """Cause, sentence and outputs of wrong states to start from that explain the first row."""
+        """Cause, sentence and outputs of wrong initial states that explain the first row."""
         row, wrong = terms(self.shape, self.tokens[0]), wrong_heads(seen, wanted, bound)
         for cause, sentence, state in self.starts(bound):
             made = step(self.shape, state, row)[0]
-            if same(seen[0][wrong], [made[wrong]], bound / 4):  # most are not
+            if same(seen[0][wrong], [made[wrong]], bound / 4):  # most do not
                 yield cause, sentence, torch.stack(self._played(state, self.tokens)[0])
             more = wanted[0] + fits.taken(self.shape, row, state - self.start)
             if not same(seen[0], [wanted[0]], bound) and same(seen[0], [more], bound):
@@ -312,7 +312,7 @@ class Situation:
         errors = (seen - wanted).abs().flatten(1).max(1).values
         wrong, chunk = (errors > bound).nonzero(), self.kernel.chunk
         row = end = int(wrong[0])
-        if chunk and errors[row] < 4 * bound:  # one that is hardly wrong tells little
+        if chunk and errors[row] < 4 * bound:  # a slightly wrong one proves little
             end += int(errors[row : row // chunk * chunk + chunk].argmax())
         if words := fits.unwritten(seen, wanted, bound):
             cause = "wrong-chunk" if chunk else "unused-memory"
@@ -329,7 +329,7 @@ class Situation:
         share = self._shares(seen[row], row, bound, last=False)
         if share and chunk and "times what" not in share[1]:
             return share
-        # rows before one that is hardly wrong may be wrong too, by less than the bound
+        # rows before a slightly wrong one may be wrong, too, within the bound
         begin = row if len(seen) > _MOST_ROWS and not self.parents and row == end else 0
         ways = self._ways(self.start, len(seen), 0, bound, begin)
         if found := self._closest(seen, ways, bound, wanted):
@@ -367,7 +367,7 @@ class Situation:
             if rows != count and same(seen, [state], bound):
                 cause = "wrong-chunk" if chunk else self._after(rows, count)
                 return cause, f"state after {rows} of {len(states)} rows, {count} accepted"
-            if self.folds:  # what rows wrote is computed again, or was stored
+            if self.folds:  # writes of rows are recomputed, or were stored
                 log = Log(self.shape, self.start, self.tokens[:count])
                 anew = self._played(state, log.rows)[1][-1]
                 stored = log.states[-1] + log.kept(state - self.start)
@@ -379,7 +379,7 @@ class Situation:
             return cause, f"state before the pass, {count} of {len(states)} rows accepted"
         if same(seen, [0 * self.start], bound):
             return "state-lost", f"nothing is kept of the state after row {count} of {len(states)}"
-        if 0 < chunk < count:  # the last chunk's outputs are right: so is the state before it
+        if 0 < chunk < count:  # the last chunk's outputs are right, so the state before it is, too
             part, rest = self._chunk(count - 1), (count - 1) % chunk + 1
             cause, words = part.explain_state(seen, rest, bound)
             if cause == "wrong-state":
@@ -392,7 +392,7 @@ class Situation:
                 return cause, f"{sentence} is written"
         for words, at in heads_of(self.shape) if self.shape.recurrence != "conv" else ():
             made = seen.clone()
-            for head, place_ in enumerate(at.tolist()):  # the last that writes there remains
+            for head, place_ in enumerate(at.tolist()):  # the last write to a place remains
                 made[place_] = right[head]
             moved = not same(made[at], [right[at]], bound)
             if moved and same(seen, [made], bound):
@@ -415,7 +415,7 @@ class Situation:
         found = self._closest(seen, ways, bound, right, True)
         if not found and self.shape.recurrence != "conv":
             gives: dict[tuple[str, str], torch.Tensor] = {}
-            for c, w, made in again:  # several ways may have one sentence
+            for c, w, made in again:  # several ways may have the same sentence
                 none = gives.get((c, w), heads & False)
                 gives[c, w] = none | ~wrong_heads(seen[None], made[None], bound / 8)
             found = fewest(gives, heads, ["heads"])
@@ -438,7 +438,7 @@ class Situation:
     def _shares(
         self, seen: torch.Tensor, row: int, bound: float, last: bool
     ) -> tuple[str, str] | None:
-        """Parts that a row's output, or (last) the state after it, has in other shares."""
+        """Wrong factors of the parts of a row's output, or (last) of the state after it."""
         if self.parents or self.shape.recurrence == "conv":
             return None
         kept: list[Kept] = [("the state before the pass", self.start, self.first, False)]
@@ -461,8 +461,8 @@ class Situation:
         return None
 
     def _held(self, seen: torch.Tensor, count: int, bound: float) -> tuple[str, str] | None:
-        """The inputs, or outputs, that a window after `count` rows of this pass holds, where all
-        are known."""
+        """The inputs, or outputs, in a window after `count` rows of this pass, if all are
+        recognised."""
         known, accepted = self._inputs_before()
         known = [*known[:accepted], *(row["x"] for row in self.tokens), known[-1]]
         all_ = [*known, *self._played(self.start, self.tokens)[0]]
@@ -488,7 +488,7 @@ class Situation:
         return "other-sequence-written", place(self.shape, seen, self.start, bound)
 
     def unnamed(self, cause: str, words: str) -> tuple[str, str]:
-        """A cause that says what is seen alone; of a log, whether it was about to wrap."""
+        """A cause that only describes the error; for a log, whether it was about to wrap."""
         taken = sum(len(commit) for commit in self.reference.tokens[self.sequence])
         if self.kernel.ring and taken + len(self.tokens) > self.kernel.ring:
             return "wrong-wrap", joined(words, f"after {taken} rows in a log of {self.kernel.ring}")

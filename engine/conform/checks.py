@@ -1,4 +1,4 @@
-"""Checks of one kernel: rounds of verify and accept played on its adapter and on the reference."""
+"""Checks of one kernel: rounds of verify and accept, played on its adapter and on the reference."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from engine.conform.passes import SCRIPTS, Pass
 from engine.conform.reference import Reference, step, token
 from engine.conform.subject import Kernel, Memory, Subject, blank
 
-# Largest relative difference from f64 that rounding gives; figures of kernels known to be right
-# are 1e-6 and below in float32.
+# Largest relative rounding error against f64; right kernels have 1e-6 and below in float32.
 BOUNDS = {"float32": 5e-5, "bfloat16": 4e-2, "float16": 1e-2}
 
-# Causes that say less than another one that a sequence of the same pass may have; the last is one
-# where no first chunk is wrong
+# Causes that are less specific than another one in a sequence of the same pass; the last if no
+# first chunk is wrong
 VAGUE = ("unused-memory", "wrong-output", "wrong-state", "wrong-chunk")
-_WRITTEN = "null-slot-written", "other-sequence-written"  # which a state tells more of
+_WRITTEN = "null-slot-written", "other-sequence-written"  # for which a state is more specific
 _LESS = ("state-not-committed", *_WRITTEN, "state-lost", "other-layer", *VAGUE)
 _GUARD = "interpreter_with_triton"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something wrong that a check found. `note` marks what is worth knowing and no error.
+    """An error that a check found. `note` marks a remark that is not an error.
 
     `row_errors`: of a wrong output, the error of each row of the pass. `depth_errors`: of a wrong
-    state, its distance from the state after 0, 1, … rows of the pass; it should be that after
-    `row` + 1. All relative to the largest value.
+    state, its distance from the state after 0, 1, … rows of the pass; it should be that after `row`
+    + 1. All relative to the largest value.
     """
 
     kernel: str
@@ -59,7 +58,7 @@ class Fault:
 
     @property
     def symptom(self) -> tuple[bool, bool, bool, str]:
-        """What is seen without its cause: of outputs or states, NaN or not; else the cause."""
+        """The symptom without the cause: of outputs or states, NaN or not; else the cause."""
         of_what = bool(self.row_errors), bool(self.depth_errors)
         return *of_what, self.error < math.inf, "" if any(of_what) else self.cause
 
@@ -70,7 +69,7 @@ Started = tuple[Source, Subject, Reference]
 
 @contextmanager
 def limited(work: int) -> Iterator[None]:
-    """Players stop where they have played this much more."""
+    """A context in which players stop after this much more work."""
     Player.most = Player.work + work
     try:
         yield
@@ -79,8 +78,8 @@ def limited(work: int) -> Iterator[None]:
 
 
 def has_check(kernel: Kernel, name: str) -> bool:
-    """Whether a check applies: kernels for prompts have no rollback, few take trees, and states in
-    float32 do not drift."""
+    """Whether a check applies: prompt kernels have no rollback, few kernels take trees, and float32
+    states do not drift."""
     if kernel.chunk:
         return name in ("prompts", "repeat", "batch")
     rounds = "bfloat16" in kernel.dtypes
@@ -90,9 +89,8 @@ def has_check(kernel: Kernel, name: str) -> bool:
 
 @dataclass(eq=False)
 class Player:
-    """Plays scripts of one kernel at one shape. All count what they play: `rows` of passes, each
-    times its heads, and their `work`, in Triton's interpreter loads, else rows; `most`: where
-    they stop (`limited`)."""
+    """Plays scripts of one kernel at one shape. Counts `rows` of passes, each times its heads, and
+    `work`, in Triton's interpreter loads, else rows; `most`: where it stops (`limited`)."""
 
     rows, work, most = 0, 0, math.inf
     states = 0  # that were compared
@@ -104,11 +102,11 @@ class Player:
     device: str
     blank: bool = False  # memory is zeros, not NaN
     named: bool = True  # causes are sought
-    sought: Collection[str] = ()  # which; none: all
+    sought: Collection[str] = ()  # which; empty: all
     replaced: dict[str, float] | None = None  # of cases.Source
     copies: bool = False  # the same
-    large: bool = True  # the same, where a check has large inputs
-    late: bool = False  # of a check that starts twice, only the second time is played
+    large: bool = True  # the same, if a check has large inputs
+    late: bool = False  # for a check with two starts, only the second is played
 
     def __post_init__(self) -> None:
         rounded = self.kernel.bf16_products
@@ -118,16 +116,16 @@ class Player:
         self.own_size = rounded and self.device == "cpu"  # of which rounding takes 0.0022
 
     def starts(self, check: str) -> tuple[bool, ...]:
-        """Whether no states are given, for each time that a check starts."""
+        """For each start of a check, whether states are not given."""
         return (False, True)[self.late :] if check == "prompts" else (False,)
 
     def start(self, empty: bool = False, check: str = "") -> Started:
-        """Inputs, an adapter with first states loaded, and the reference with the same; empty: no
-        states are given, and the reference starts with zeros."""
+        """Inputs, an adapter with its first states loaded, and the reference with the same; empty:
+        no states are given, and the reference starts with zeros."""
         source = Source(
             self.shape, self.seed, self.device, self.kernel.rows_dtype,
             long=self.kernel.chunk > 0 or check in ("drift", "subsets"),
-            # to lose all; of KDA's prompts as much as a product of e^g of 16 rows can be
+            # to lose everything; for KDA's prompts limited by a product of e^g over 16 rows
             large=(30.0 if check == "subsets" else 10.0 * empty) * self.large,
             replaced=self.replaced, copies=self.copies,
         )  # fmt: skip
@@ -146,7 +144,7 @@ class Player:
         seed: int | None = None,  # of the passes
     ) -> list[Fault]:
         """The faults of the first wrong pass of a script, whose passes may be changed or left out;
-        none: all passes are right."""
+        empty: all passes are right."""
         dice = random.Random(f"{check} {self.seed if seed is None else seed}")
         with blank() if self.blank else nullcontext():
             for empty in self.starts(check):
@@ -173,11 +171,11 @@ class Player:
         rows = source.rows(ids, (*one.lengths, *one.padding), one.parents)
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
-        wanted = reference.verify(rows)  # before a call that may write to its inputs
+        wanted = reference.verify(rows)  # before a call that may overwrite its inputs
         batch = [token(rows, i) for i in range(sum(one.lengths))]
         outputs = self.outputs(one, rows, subject)
         if one.padding and isinstance(outputs, torch.Tensor):
-            outputs = outputs[: len(wanted)]  # those of padding may be left out
+            outputs = outputs[: len(wanted)]  # padding may be left out
         if words := _unlike(outputs, list(wanted.shape), getattr(torch, self.kernel.rows_dtype)):
             words = f"{'verify' if one.drafts else 'decode'} {words}"
             return [fault("wrong-return", words, one.sequences[0], -1, math.inf)]
@@ -219,7 +217,7 @@ class Player:
         off = {fault.sequence for fault in faults}
         written = []
         for cause, words in () if faults else self.memory.changed():
-            if cause == "padding-written":  # wrong-wrap, where a log was about to wrap
+            if cause == "padding-written":  # wrong-wrap if a log was about to wrap
                 cause, words = max(x.unnamed(cause, words) for x in situations.values())
             written.append(fault(cause, words, one.sequences[0], -1, math.inf))
         tracked = getattr(subject, "tracked", lambda _: None)
@@ -250,7 +248,7 @@ class Player:
         if "state-not-committed" not in {fault.cause for fault in faults}:  # no write is missing
             causes = {"other-sequence-written": "other-sequence"}
             faults = [replace(f, cause=causes.get(f.cause, f.cause)) for f in faults]
-        faults += written  # a state tells more of what wrote there
+        faults += written  # a state says more about the writer
         for sequence, first in still.items():
             after = copied(subject.state(sequence))
             if first is not None and after is not None and not torch.equal(first, after):
@@ -262,8 +260,8 @@ class Player:
         return faults
 
     def outputs(self, one: Pass, rows: Rows, subject: Subject) -> torch.Tensor:
-        """What a kernel gives for the rows of a pass. Raises RuntimeError if, with the work that
-        its rows took so far, these would go beyond `most`."""
+        """The kernel's outputs for a pass. Raises RuntimeError if its rows would exceed `most`, by
+        the work that they have taken so far."""
         n = sum(rows.lengths) * (1 if self.shape.recurrence == "conv" else self.shape.n_heads)
         if Player.work + n * Player.work / max(1, Player.rows) > Player.most:
             raise RuntimeError("the search for a cause has played as much as it may")
@@ -278,23 +276,23 @@ class Player:
         return Fault(self.kernel.name, check, cause, detail, self.shape, self.seed, *place)
 
     def _unnamed(self, faults: Sequence[Fault]) -> bool:
-        """Whether a cause is sought: one that says something is enough."""
+        """Whether to look for a cause: one specific cause is enough."""
         return self.named and all(fault.cause in _LESS for fault in faults)
 
     def repeat(self) -> list[Fault]:
-        """Two plays of the same calls give the same bits."""
+        """Two plays of the same calls must be bit-equal."""
         a, b = (self._bits([range(self.shape.n_sequences)]) for _ in range(2))
         return self._unequal("repeat", "not-repeatable", a, b, note=False)
 
     def batch(self) -> list[Fault]:
-        """Sequences in one pass and each in a pass of its own give the same bits."""
+        """Sequences in one pass and each in its own pass must be bit-equal."""
         every = range(self.shape.n_sequences)
         a, b = self._bits([every]), self._bits([[s] for s in every])
         return self._unequal("batch", "bits-depend-on-batch", a, b, note=True)
 
     def _bits(self, groups: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-        """What a verify pass of each group of sequences, in which all is accepted, and a step
-        without drafts give, [sequences, …], and the states after them."""
+        """Results of a fully accepted verify pass of each group of sequences, and of a step without
+        drafts, [sequences, …], and the states after them."""
         source, subject, _ = self.start()
         n, t, made = self.shape.n_sequences, self.shape.n_tokens, {}
         for words, length in (("the verify pass", t), ("a step without drafts", 1)):
@@ -329,8 +327,8 @@ class Player:
         return []
 
     def drift(self, rounds: int) -> list[Fault]:
-        """Error of bfloat16 states after many rounds, next to that of one rounding a row, and to
-        plain decoding's own; where float32 states are wrong too, the cause of that."""
+        """The error of bfloat16 states after many rounds, compared with one rounding per row and
+        with plain decoding; if float32 states are wrong, too, the cause of that."""
         one = replace(self.shape, state_dtype="bfloat16", n_sequences=1)
         player = replace(self, shape=one)
         error, plain, least = player._drifted(rounds)
@@ -339,7 +337,7 @@ class Player:
         one = replace(one, state_dtype="float32")
         exact = replace(self, shape=one)
         off = "float32" in self.kernel.dtypes and not exact._drifted(rounds)[0] <= exact.bound
-        if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding too
+        if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding, too
             return found
         detail = (
             f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
@@ -348,8 +346,8 @@ class Player:
         return [player._fault("drift", "drift", detail, rounds, 0, -1, error)]
 
     def _drifted(self, rounds: int) -> tuple[float, ...]:
-        """Errors of the last state, of that of plain decoding, and of one that is rounded after
-        each row, relative to its size (root mean squares)."""
+        """Errors of the last state, of plain decoding's, and of one rounded after each row,
+        relative to its size (root mean squares)."""
         _, plain, _ = self.start(check="drift")
         source, subject, reference = self.start(check="drift")
         dice, rounded = random.Random(self.seed), reference.state(0)
@@ -372,15 +370,15 @@ class Player:
 
 
 def _named(cause: str, explain: Callable[..., tuple[str, str]], *seen: Any) -> tuple[str, str]:
-    """What a search for the cause says; the cause that is there already, where it fails."""
+    """The result of a search for the cause; the present cause if it fails."""
     try:
         return explain(*seen)
-    except Exception as error:  # the fault remains, whatever the search met
+    except Exception as error:  # the fault remains, whatever the search raised
         return cause, f"the search for its cause ended with {type(error).__name__}: {error}"
 
 
 def _unlike(made: object, size: list[int], least: torch.dtype) -> str:
-    """What an adapter returned, where it is not a tensor of this size and precision."""
+    """What an adapter returned, if it is not a tensor of this size and precision."""
     precision = str(least).removeprefix("torch.")
     wanted = f"a tensor of {size} in {precision} or finer"
     if not isinstance(made, torch.Tensor):
@@ -405,7 +403,7 @@ def _worst(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, int]:
 
 
 def errors_of(seen: torch.Tensor, wanted: torch.Tensor) -> tuple[float, ...]:
-    """The errors of all rows; infinite where one holds NaN."""
+    """The errors of all rows; infinite for NaN."""
     return tuple(_worst(a[None], b[None])[0] for a, b in zip(seen, wanted, strict=True))
 
 
@@ -413,8 +411,8 @@ def check(
     kernel: Kernel, package: Package, shape: Shape, name: str, seed: int, device: str, rounds: int,
     named: bool = True, large: bool = True, sought: Collection[str] = (),
 ) -> list[Fault]:  # fmt: skip
-    """Faults that one check of one kernel finds at this shape, named or not; errors of the call
-    are faults."""
+    """Faults that one check of one kernel finds at this shape, with causes or without; errors of
+    the call are faults."""
     player = Player(kernel, package, shape, seed, device, named=named, sought=sought, large=large)
     try:
         if name == "repeat":
@@ -425,12 +423,12 @@ def check(
             return player.drift(rounds)
         faults = player.script(name, rounds)
         ranks, moved = {c: i for i, c in enumerate(_LESS, 1)}, "window-not-rolled-back"
-        # of a commit that moves windows too, states tell more
+        # for a commit that also moves windows, states are more specific
         return sorted(faults, key=lambda f: 3 if f.symptom[3] == moved else ranks.get(f.cause, 0))
     except Exception as error:
         codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
         ours = [c for c in codes if Path(c.co_filename).parent == Path(adapters.__file__).parent]
-        # an adapter's call is refused before the named function's first line, if by a wrapper
+        # a wrapper refuses an adapter's call before the named function's first line
         asked = str(error).partition("(")[0].rpartition(".")[2]
         refused = any(asked in c.co_names for c in ours) and all(c.co_name != asked for c in codes)
         cause = "signature" if isinstance(error, TypeError) and refused else "crash"
@@ -443,8 +441,8 @@ def check(
 
 
 def met(error: BaseException) -> tuple[str, str, bool]:
-    """What an error says, of Triton's interpreter what it met in the kernel; its file and line;
-    and whether it is in a call of this module, not in the adapter that is called."""
+    """What an error says (in Triton's interpreter the kernel's own error); its file and line; and
+    whether it is in a call by this module, not in the adapter."""
     while error.__cause__ and type(error).__name__ == "InterpreterError":
         error = error.__cause__
     others, frames = {"triton", "numpy", "importlib"}, traceback.extract_tb(error.__traceback__)

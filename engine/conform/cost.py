@@ -1,5 +1,5 @@
-"""What one verify pass of a kernel costs: bytes that it has to move, by count, and on CUDA its time
-and the share of the bandwidth of a copy that it reaches."""
+"""The cost of a kernel's verify pass: bytes that it must move, by count, and on CUDA its time and
+its share of a copy's bandwidth."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def cost_shape(kernel: Kernel, recurrence: Recurrence) -> Shape:
 
 
 def least_bytes(kernel: Kernel, shape: Shape) -> int:
-    """Bytes that a verify pass reads and writes at least, every tensor once.
+    """Least bytes read and written by a verify pass, each tensor once.
 
     Rows and outputs in float32; the state before the pass; and what a rollback needs: the state
-    after every row (of a prompt, after the last), or the rows where the kernel keeps a log (`ring`
-    or `log`), or a window that is longer by the rows of the pass.
+    after every row (of a prompt, after the last), or the rows if the kernel keeps a log (`ring` or
+    `log`), or a window that is longer by the rows of the pass.
     """
     n_rows, size = shape.n_tokens * shape.n_sequences, shape.dtype.itemsize
     state = math.prod(shape.state) * size
@@ -50,7 +50,7 @@ def measure(
     kernel: Kernel, package: Package, recurrence: Recurrence, device: str
 ) -> dict[str, float]:
     """`bytes` by count; on CUDA `ms` of a verify pass, the median of many, and `copy_share`, its
-    bandwidth as a part of that of a copy of 1 GiB. The interpreter's times say nothing."""
+    bandwidth relative to a copy of 1 GiB. Times in the interpreter are meaningless."""
     shape = cost_shape(kernel, recurrence)
     figures: dict[str, float] = {"bytes": least_bytes(kernel, shape)}
     if device != "cuda":

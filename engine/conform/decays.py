@@ -1,5 +1,5 @@
-"""Decays that parts of a recurrence see wrongly, and logs whose rows are folded wrongly: what each
-mistake would give, to compare with what a kernel gave."""
+"""Wrong decays in parts of a recurrence, and wrongly folded logs: the result of each mistake, to
+compare with a kernel's."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine.conform.fits import blocks_of
 from engine.conform.mistakes import formulas, heads_of, in_parts, of_other_heads
 from engine.conform.reference import Row, Way, correction, linear, play, step, terms
 
-# Who sees a wrong decay: corrections, outputs, and states that are kept (alone: Log.decays)
+# Where a wrong decay is used: corrections, outputs, and kept states (alone: Log.decays)
 _VIEWS = {
     "corrections": (0,),
     "outputs": (1,),
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
-_BLOCK = 16  # rows that chunked kernels take at once
+_BLOCK = 16  # rows per block of chunked kernels
 _MOST_ROWS = 4  # of which each may be wrong alone
-_MOST_FOLDED = 24  # of which any may be missing together, or there twice
-# Whether what row j wrote (-1: the state before the rows) is meant where row i sees it
+_MOST_FOLDED = 24  # any of which may be missing together, or repeated
+# Whether row j's write (-1: the state before the rows) is affected as seen from row i
 Side = Callable[[int, int], bool]
 _SIDES: dict[str, Side] = {
     "the state before them": lambda i, j: j < 0,
@@ -37,13 +37,13 @@ _BLOCKS: dict[str, Side] = {
     f"what rows of earlier blocks of {_BLOCK} wrote": lambda i, j: 0 <= j < i // _BLOCK * _BLOCK,
     f"what rows of their block of {_BLOCK} wrote": lambda i, j: j >= i // _BLOCK * _BLOCK,
 }
-_LATER = {"the next row writes": 0, "later rows write": 1}  # how much of those after it remains
+_LATER = {"the next row writes": 0, "later rows write": 1}  # the factor of those after it
 Factor = Callable[[int, int], torch.Tensor | float]
 Played = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 def _without(right: Factor, over: Factor, a: int, b: int) -> tuple[str, str, Factor]:
-    """The way in which the decay of rows a to b - 1 is left out."""
+    """The mistake in which the decay of rows a to b - 1 is left out."""
     words = f"{{}} without the decay of rows {a} to {b - 1}"
     return "gate-order", words, lambda i, j: right(i, j) / over(max(a, j + 1), min(b, i + 1))
 
@@ -51,9 +51,9 @@ def _without(right: Factor, over: Factor, a: int, b: int) -> tuple[str, str, Fac
 def _factors(
     rows: Sequence[Row], others: Sequence[Row] = (), first: int = 0
 ) -> tuple[Factor, list[tuple[str, str, Side, Factor]]]:
-    """How much of what row j wrote row i sees (j = -1: of the state before the rows); and wrong
-    ways, each with its cause, its sentence and what it is about. others: as many rows of another
-    sequence, which may be taken for them; first: how many rows are known, as those of a log."""
+    """The factor of row j's write as seen from row i (j = -1: the state before the rows); and wrong
+    factors, each with its cause, its sentence and where it applies. others: as many rows of another
+    sequence, which may be used instead; first: how many rows are known, as in a log."""
     up, others_up = ([torch.zeros_like(rows[0]["decay"])] for _ in range(2))
     for all_, sums in ((rows, up), (others, others_up)):
         for row in all_:
@@ -95,7 +95,7 @@ def _factors(
     for a in (parts := range(0, n - _BLOCK, _BLOCK)):
         about = f"what rows {a} to {a + _BLOCK - 1} wrote"
         sides = sides | {about: lambda i, j, a=a: a <= j < a + _BLOCK <= i}
-    # a chunk's decays are kept as those from the first row of a block on
+    # a chunk's decays are stored relative to the first row of a block
     for a, many, more in product(parts, parts, (0, 1)):
         ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
     for s in (-_BLOCK, _BLOCK) if n > _BLOCK else ():
@@ -126,17 +126,16 @@ def decays(
     others: Sequence[Row] = (),
     chunk: Sequence[Row] = (),
 ) -> Iterator[tuple[str, str, Played]]:
-    """Cause, sentence and outputs of a few rows, or (last) their last state in place of them, where
-    a part of the recurrence sees the state before the rows, or what rows wrote, with another decay
-    than it should, from row `first` on, or more of the chunk's rows; others: rows of another
-    sequence."""
+    """Cause, sentence and outputs of a few rows, or (last) their last state, if a part of the
+    recurrence sees the state before the rows, or writes of rows, with a wrong decay, from row
+    `first` on, or too many of the chunk's rows; others: rows of another sequence."""
     if shape.recurrence == "conv":
         return
     known, rows = Log(shape, state, rows[:first]), [terms(shape, row) for row in rows]
     right, wrong = _factors(rows, [terms(shape, row) for row in others], first)
 
     def viewed(views: Sequence[int], side: Side, factor: Factor) -> Played:
-        """What rows that are not known yet give where they see something wrongly in some views."""
+        """Results of the rows that are not known yet if some views are wrong."""
         outputs, writes, after = list(known.outputs), list(known.writes), known.states[-1]
 
         def seen(view: int, i: int, right_one: torch.Tensor) -> torch.Tensor:
@@ -169,8 +168,8 @@ def decays(
 def _inverted(
     shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """The same where a block is wrong of the inverse that corrections of a chunk are made by: that
-    of the unit matrix and of how much each row takes off of what each other one wrote."""
+    """The same if a block is wrong in the inverse matrix for a chunk's corrections: that of the
+    identity plus what each row subtracts of the others' writes."""
     names = "key", "read", "value", "beta", "decay"
     key, read, value, beta, decay = (torch.stack([row[x] for row in rows], 1) for x in names)
     up = decay[..., 0].log().clamp(min=-1e3).cumsum(1).expand_as(key)  # [heads, rows, d_k]
@@ -178,7 +177,7 @@ def _inverted(
     off = torch.einsum("hic,hijc->hij", beta * key, between).tril(-1)
     sees = torch.einsum("hic,hijc->hij", read, between).tril()
     faded, one = torch.exp(up), torch.eye(len(rows), dtype=key.dtype)
-    alone = beta * (value - (faded * key) @ state)  # what rows would write, each alone
+    alone = beta * (value - (faded * key) @ state)  # what rows would write independently
     right = torch.linalg.inv(one + off)
 
     def named(words: str, inverse: torch.Tensor) -> tuple[str, str, Played]:
@@ -212,7 +211,7 @@ def _inverted(
 def _ahead(
     shape: Shape, state: torch.Tensor, rows: Sequence[Row], count: int
 ) -> Iterator[tuple[str, str, Played]]:
-    """Cause, sentence and outputs of the first rows where these see what later ones write too."""
+    """Cause, sentence and outputs of the first rows if they see the writes of later ones."""
     log = Log(shape, state, rows)
     for (words, every), faded in product(_LATER.items(), (True, False)):
         seen, outputs = torch.zeros_like(state), list[torch.Tensor]()
@@ -227,7 +226,7 @@ def _ahead(
 
 
 class Log:
-    """Rows of a log, oldest first, with the states before and after them and what each wrote."""
+    """Rows of a log, oldest first, with the states before and after them and their writes."""
 
     def __init__(self, shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> None:
         self.shape = shape
@@ -237,7 +236,7 @@ class Log:
         self.writes = self._writes(self.rows)
 
     def _writes(self, rows: Sequence[Row]) -> list[torch.Tensor]:
-        """What the rows wrote, with the keys, values and beta that these rows have."""
+        """The writes of the rows with these rows' keys, values and beta."""
         made = []
         for before, right, row in zip(self.states, self.rows, rows, strict=False):
             own = right | {x: row[x] for x in ("value", "beta")}
@@ -246,29 +245,29 @@ class Log:
         return made
 
     def kept(self, part: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
-        """What is kept of a part, that of the state before where none is given, after the rows from
-        `first` on."""
+        """What remains of a part, by default of the state before, after the rows from `first`
+        on."""
         part = self.states[0] if part is None else part
         for row in self.rows[first:]:
             part = row["decay"] * part
         return part
 
     def folded(self, start: int, rows: Sequence[int], stored: bool) -> torch.Tensor:
-        """The state from the one before row `start` on, with these rows after it; stored: what they
-        wrote is kept, else it is computed anew."""
+        """The state from before row `start`, with these rows after it; stored: their writes are
+        used, else recomputed."""
         state = self.states[start]
         for i in rows:
             state = self.after(state, i, stored)
         return state
 
     def after(self, state: torch.Tensor, row: int, stored: bool) -> torch.Tensor:
-        """A state with one more row."""
+        """A state after one more row."""
         if stored:
             return self.rows[row]["decay"] * state + self.writes[row]
         return step(self.shape, state, self.rows[row])[1]
 
     def cursors(self, ring: int) -> Iterator[Way]:
-        """Cause, sentence and last state where other rows are taken than were accepted."""
+        """Cause, sentence and last state if other rows than the accepted ones are taken."""
         n = len(self.rows)
         most = n if n <= _MOST_FOLDED else 1
         for stored in (True, False):
@@ -284,8 +283,8 @@ class Log:
                     yield "wrong-wrap", words, self.folded(i - ring, rows, stored)
 
     def passes(self, lengths: Sequence[int]) -> Iterator[Way]:
-        """The same where passes of these lengths each wrote their rows from the first place on, or
-        kept decays of all their rows so far in place of each row's own."""
+        """The same if passes of these lengths each wrote their rows from the first place on, or
+        stored cumulated decays of their rows instead of each row's own."""
         held: dict[int, int] = {}
         decays_: list[torch.Tensor] = []
         for i, n in enumerate(lengths):
@@ -304,8 +303,8 @@ class Log:
             yield "wrong-gate", "rows of the log have the decay of all rows of their pass", state
 
     def stretches(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
-        """The same where the log is read from another place on, to another end; first: the place
-        of the oldest row; rejected: rows after the newest, which were not accepted."""
+        """The same if the log is read from another start, to another end; first: the place of the
+        oldest row; rejected: rows after the newest that were not accepted."""
         n = len(self.rows)
         whole = Log(self.shape, self.states[0], [*self.rows, *rejected])
         held: dict[int, int] = {(first + i) % ring: i for i in range(n + len(rejected))}
@@ -331,8 +330,8 @@ class Log:
                         yield "double-fold" if again else "wrong-wrap", words, state
 
     def places(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
-        """The same where one thing that a row left in the log is read at another place than the
-        rest of it: its decay, its key, what it wrote (or what that is computed from)."""
+        """The same if one part of a row in the log is read at another place than the rest: its
+        decay, its key, its write (or the inputs of that)."""
         n = len(self.rows)
         whole = Log(self.shape, self.states[0], [*self.rows, *rejected])
         held: dict[int, int] = {(first + i) % ring: i for i in range(n + len(rejected))}
@@ -363,8 +362,8 @@ class Log:
                 yield "wrong-wrap", f"of each row of the log, {what} is read {words}", state
 
     def decays(self, after: Sequence[Row] = ()) -> Iterator[Way]:
-        """Cause, sentence and last state where the decays of what is folded are others, and right
-        rows come after."""
+        """Cause, sentence and last state if the decays of the folded rows are wrong, followed by
+        right rows."""
         last, end = len(self.rows) - 1, self.states[-1]
         right, wrong = _factors(self.rows)
         change = linear(self.shape, after)
@@ -381,10 +380,10 @@ class Log:
     def kept_with(
         self, batch: Sequence[Row], first: int, begin: int, chunk: int = 0
     ) -> Iterator[Way]:
-        """Cause, sentence and last state where the state before, or all, is kept with the decay of
-        as many rows (or a chunk's, or those of that chunk) up to another one of the pass, or of
-        another head, where these rows are the batch's from `first` on, and their sequence's from
-        `begin` on."""
+        """Cause, sentence and last state if the state before, or all, is kept with the decay of as
+        many rows (or a chunk's, or those of that chunk) up to another row of the pass, or of
+        another head; these rows are the batch's from `first` on, and their sequence starts at
+        `begin`."""
         n, each = len(self.rows), [terms(self.shape, row)["decay"] for row in batch]
         own, last = torch.stack(each[first : first + n]).prod(0), first + n - 1
         others = [
@@ -407,15 +406,15 @@ class Log:
             yield cause, f"the state before and what rows wrote are kept with {words}", all_
 
     def stored(self, rows: Sequence[Row]) -> torch.Tensor:
-        """The last state where the rows do this, but what they wrote is kept."""
+        """The last state if these rows are folded with the stored writes."""
         state = self.states[0]
         for row, write in zip(rows, self._writes(rows), strict=True):
             state = row["decay"] * state + write
         return state
 
     def formulas(self) -> Iterator[Way]:
-        """Cause, sentence and last state where a fold has wrong formulas: of what the rows wrote,
-        and of all that they do."""
+        """Cause, sentence and last state if a fold uses wrong formulas: for the writes, and for
+        everything."""
         few = 1 < len(self.rows) <= _MOST_ROWS
         others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
         for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):

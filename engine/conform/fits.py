@@ -1,5 +1,5 @@
-"""Comparisons of what a kernel gave with what a mistake would give: equality, places of errors,
-and errors of the size of rounding."""
+"""Comparisons of a kernel's result with that of a mistake: equality, places of errors, and errors
+of rounding size."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from engine.conform.cases import Shape, instead
 from engine.conform.reference import Row, Way, terms
 
-_LEAST = 12  # values that tell a mistake from chance
+_LEAST = 12  # values that distinguish a mistake from chance
 _MOST_FITTED = 4  # mistakes whose number is searched closely
 
 
 def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
-    """What a row's output takes of the state before it; of a window nothing."""
+    """A row's output from the state before it; zero for a window."""
     if shape.recurrence == "conv":
         return torch.full((1,), torch.nan, dtype=torch.float64)
     row = terms(shape, row)
@@ -26,12 +26,12 @@ def taken(shape: Shape, row: Row, state: torch.Tensor) -> torch.Tensor:
 
 
 def joined(*words: str) -> str:
-    """What is said, without what is empty."""
+    """Non-empty words, joined."""
     return "; ".join(filter(None, words))
 
 
 def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
-    """Which precision has errors of this size in most values; empty where none has."""
+    """The precision whose errors have this size in most values; empty if none."""
     error = (seen - wanted).abs()
     size = float(error.square().mean().sqrt() / wanted.square().mean().sqrt())
     spread = float((error > error.square().mean().sqrt() / 8).double().mean())
@@ -42,10 +42,10 @@ def of_rounding(seen: torch.Tensor, wanted: torch.Tensor) -> str:
 
 
 def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Where outputs of a pass, or a state, are wrong, in the axes in which it is not everywhere;
-    empty where it is."""
+    """Where outputs of a pass, or a state, are wrong, in the axes along which only some are; empty
+    if everywhere."""
     error = (seen - wanted).abs() / max(1.0, float(wanted.abs().max()))
-    # a value far above rounding is wrong too, where others are by much
+    # a value far above rounding is wrong, too, if others are by much
     off = ~(error <= min(bound, max(bound / 16, float(error.max()) / 256)))
     conv, held = shape.recurrence == "conv", off.shape == shape.state
     names = "heads, key channels, columns" if held else "rows, heads, columns"
@@ -56,15 +56,16 @@ def place(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) 
 
 
 def axes(names: Sequence[str], off: torch.Tensor) -> str:
-    """Where some of the values are true, in words: of each named axis that has none somewhere."""
+    """Where some of the values are true, in words: for each named axis with an index where none
+    is."""
     moved = (off.unsqueeze(-1).transpose(0, d).flatten(1).any(1) for d in range(off.dim()))
     each = zip(names, moved, strict=True)
     return ", ".join(f"{name} {spans(some)}" for name, some in each if not some.all())
 
 
 def unwritten(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """Which whole rows, or heads of all rows, [rows, heads, …] are zeros and should not be, where
-    all else is right; else empty."""
+    """Which whole rows, or heads of all rows, [rows, heads, …] are zero instead of right, if
+    everything else is right; else empty."""
     none = (seen == 0) & (wanted != 0)
     for words, dim in (("rows", 0), ("heads", 1)):
         off = none.transpose(0, dim).flatten(1).all(1)
@@ -80,10 +81,9 @@ def numbered(
     wanted: torch.Tensor,
     rows: Sequence[Row],
 ) -> Iterator[Way]:
-    """Mistakes that have a number, each with the one from 1e-4 to 30, or between inputs or outputs
-    of softplus in these rows, that gives what is nearest, of the few that leave least, and less
-    than half of the error; ways: the mistakes under a number, without those that do nothing then.
-    """
+    """Mistakes with a number, each with the value from 1e-4 to 30, or between inputs or outputs of
+    softplus in these rows, that fits best, of the few that leave least, and less than half of the
+    error; ways: the mistakes for a number, without those that have no effect then."""
 
     def each(log: float) -> Iterator[tuple[str, tuple[str, str, Callable[[], torch.Tensor]]]]:
         x = math.exp(log)
@@ -104,7 +104,7 @@ def numbered(
     least = sorted(best, key=lambda name: best[name][0])[:_MOST_FITTED]
     for name in (name for name in least if best[name][0] < off(seen, wanted) / 2):
         low, high = best[name][1] - step, best[name][1] + step
-        for _ in range(32):  # golden sections
+        for _ in range(32):  # golden-section search
             a, b = low + 0.382 * (high - low), low + 0.618 * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
         low = low if error(low) < best[name][0] else best[name][1]
@@ -114,8 +114,8 @@ def numbered(
 def fewest(
     gives: dict[tuple[str, str], torch.Tensor], wrong: torch.Tensor, names: Sequence[str]
 ) -> tuple[str, str] | None:
-    """The cause of the first, and the sentences with their places, of the fewest ways that
-    together give all that is wrong (True), each as much of what is left as can be."""
+    """The cause of the first, and the sentences with their places, of the fewest ways that together
+    explain everything wrong (True), chosen greedily."""
     said, left = list[tuple[str, str]](), wrong
     while left.any():
         way = max(gives, key=lambda x: int((gives[x] & left).sum()), default=None)
@@ -129,7 +129,8 @@ def fewest(
 
 def wrong_heads(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> torch.Tensor:
     """Which heads, or channels, of [rows, heads, …] have a wrong value; bool [heads]."""
-    # by what is seen, as what is wanted may have NaN or infinity, and is wrong there
+    # relative to the seen values, as the wanted ones may have NaN or infinity, and count as wrong
+    # there
     off = ~((seen - wanted).abs() <= bound * max(1.0, float(seen.abs().max())))
     return off.transpose(0, 1).flatten(1).any(1)
 
@@ -145,13 +146,13 @@ def spans(off: torch.Tensor) -> str:
 
 
 def tiles(d_k: int) -> set[tuple[int, int]]:
-    """Ranges of key channels, after the first ones, that code of their own may have."""
+    """Ranges of key channels, after the first ones, that separate code may handle."""
     ends = {(n, d_k) for n in (16, 32, 64)}
     return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
 
 
 def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Channels, of n, that those of a block may be taken for, n where for none, with words."""
+    """Channels, of n, that a block may use instead, n for none, with words."""
     for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size):
         for to, of in product(range(0, n, size), (*range(0, n, size), n)):
             at, m = torch.arange(n), min(size, n - to)
@@ -167,7 +168,7 @@ def misplaced(
     """Which row of one sequence, `part`, has the output of another row of the pass, or (turned)
     which head; else ""."""
     limit = bound * max(1.0, float(wanted.abs().max()))
-    some = wanted.flatten(1).abs().amax(1) > 16 * limit  # rows of zeros are alike
+    some = wanted.flatten(1).abs().amax(1) > 16 * limit  # rows of zeros look alike
     error = (seen[part].flatten(1)[:, None] - wanted.flatten(1)[None]).abs().amax(2)
     for row, there in zip(range(len(seen))[part], (error <= limit) & some, strict=True):
         at = there.nonzero().flatten().tolist()
@@ -179,8 +180,8 @@ def misplaced(
 def tapped(
     known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
 ) -> tuple[str, str] | None:
-    """Cause and sentence of the inputs that the taps of a convolution take in each row, the fewest
-    that are not their own; none where some row has none. known: all inputs, the window's first."""
+    """Cause and sentence of the inputs that a convolution's taps use in each row, with the fewest
+    wrong; None if some row has no solution. known: all inputs, the window's first."""
     words, limit = [], 4 * bound * max(1.0, float(seen.abs().max()))
     inputs = torch.stack([*known, torch.zeros_like(known[0])])
     for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
@@ -199,8 +200,8 @@ def tapped(
 
 
 def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
-    """Cause and sentence of a window that holds these of n inputs, of which the first were accepted
-    and the last is nothing."""
+    """Cause and sentence of a window with these of n inputs, of which the first `accepted` were
+    accepted and the last is zero."""
     shifted = at[-1] < accepted and all(b - a == 1 for a, b in pairwise(at))
     cause = "stale-column" if shifted else "window-not-rolled-back"
     names = [f"{i - accepted + 1}" if i < n - 1 else "nothing" for i in at]
@@ -210,8 +211,8 @@ def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
 def windows(
     known: Sequence[torch.Tensor], accepted: int, width: int, is_later: bool
 ) -> Iterator[Way]:
-    """Windows of other inputs than the last accepted ones; where one is there twice, taps read it,
-    as no pass leaves such a window; nor are inputs exchanged, but taps, before there was a pass."""
+    """Windows of other inputs than the last accepted ones; if an input is repeated, taps are at
+    fault, as no pass leaves such a window; likewise for exchanged inputs before the first pass."""
     right = [*range(accepted - width, accepted)]
     for at in product(range(len(known)), repeat=width):
         inputs = [i for i in at if i < len(known) - 1]
@@ -224,8 +225,8 @@ def windows(
 def summed(
     known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
 ) -> tuple[str, str] | None:
-    """Cause and sentence where each row of a convolution sums its taps, its bias and the sums of
-    earlier rows in other shares, solved for where the activation can be undone; known: as above."""
+    """Cause and sentence if each row of a convolution sums its taps, its bias and earlier rows'
+    sums with wrong factors, solved for where the activation can be inverted; known: as above."""
     sums, said = list[torch.Tensor](), dict[str, torch.Tensor]()
     for i, (row, output) in enumerate(zip(rows, seen, strict=True)):
         taps = row["weight"].shape[-1]
@@ -256,8 +257,8 @@ def summed(
 def activated(
     known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
 ) -> tuple[str, str] | None:
-    """Cause and sentence where outputs of a convolution are another function of their sums than
-    SiLU: what they have more changes little from one sum to the next; known: as above."""
+    """Cause and sentence if a convolution's outputs are another smooth function of their sums than
+    SiLU; known: as above."""
     weight, inputs = rows[0]["weight"][:, None], torch.stack([*known], -1)[None]
     y, at = F.conv1d(inputs, weight, rows[0]["bias"], groups=len(weight))[0].T.flatten().sort()
     made = seen.flatten()[at]
@@ -274,8 +275,8 @@ def activated(
 
 
 def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:
-    """By how many values outputs [rows, heads, d_v] advance for each row, where it is not as many
-    as a row has and all that is written once is as then; else ""."""
+    """By how many values outputs [rows, heads, d_v] advance per row if that is wrong, and
+    everything written once fits; else ""."""
     n, size = len(seen), seen[0].numel()
     for s in sorted({a * b for a in (1, *shape.state, shape.n_groups) for b in shape.state[1:]}):
         at = torch.arange(size) + s * torch.arange(n)[:, None]
@@ -288,7 +289,7 @@ def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: floa
 
 
 def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
-    """Whether a range of the last dimension is wrong, and no other columns are, be it by less."""
+    """Whether only a range of the last dimension is wrong, even slightly."""
     error = (seen - wanted).abs().flatten(0, -2).amax(0)
     columns = (error > bound * max(1.0, float(wanted.abs().max()))).nonzero().flatten()
     n, rest = len(columns), error.sort().values[: len(error) - len(columns)]
@@ -300,9 +301,9 @@ def closest(
     seen: torch.Tensor, ways: Iterable[Way], bound: float, right: torch.Tensor, last: bool = False,
     sought: Collection[str] = (),
 ) -> tuple[str, str] | None:  # fmt: skip
-    """Cause and sentence of the way that gives what is nearest, where it is near enough; if none
-    gives all, of the one that gives all wrong columns of heads or (last: of a state) values;
-    sought: the causes that are meant, none: all."""
+    """Cause and sentence of the way with the nearest result, if near enough; if none explains
+    everything, of the one that explains all wrong columns of heads or (last: of a state) values;
+    sought: causes to look for, empty: all."""
     parts = _apart(right, last)
     limit = min(bound, max(4 * bound, off(seen, right)) / 16)  # of nearly all of the error
     there = (_apart(seen, last) - parts).abs().amax(1) > bound
@@ -312,7 +313,7 @@ def closest(
         error = off(seen, made)
         if error <= (least / 2 if best else least):  # a later way must be clearly nearer
             best, least = (cause, sentence), error
-            if error <= bound / 16:  # as of rounding
+            if error <= bound / 16:  # within rounding
                 break
         elif some and not best:
             made = _apart(made.view(seen.shape), last)
@@ -325,8 +326,8 @@ def closest(
 def nearest(
     ways: Iterable[tuple[float, tuple[str, str]]], limit: float, sought: Collection[str] = ()
 ) -> tuple[str, str] | None:
-    """Cause and sentence of the way of the least error, where it is below the limit; a later one
-    must be clearly nearer, and one as near as rounding is enough; sought: as above."""
+    """Cause and sentence of the way with the least error, if below the limit; a later one must be
+    clearly nearer, and one within rounding is enough; sought: as above."""
     best, enough = None, limit / 64
     for error, way in ways:
         if error <= limit and (not sought or way[0] in sought):

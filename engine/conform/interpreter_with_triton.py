@@ -1,5 +1,5 @@
-"""Triton's interpreter as kernels need it: products of bfloat16, nothing replaced twice, no access
-to what is not theirs, and where values first are NaN."""
+"""Triton's interpreter, adapted: products of bfloat16, no repeated patching, no access outside of
+tensors, and the first places of NaN."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _MOST_PLACES = 4
 
 
 class OutsideMemoryError(Exception):
-    """A kernel writes outside of the memory of all its tensors; the process would be damaged."""
+    """A kernel writes outside of all its tensors, which would damage the process."""
 
 
 class _Bounds:
-    """The memory that a kernel's tensors have; one kernel runs at a time."""
+    """The address ranges of a kernel's tensors; one kernel runs at a time."""
 
     def __init__(self) -> None:
-        self.parts: dict[int, tuple[int, str]] = {}  # first byte: end, and which tensor it is
+        self.parts: dict[int, tuple[int, str]] = {}  # first byte: end, and which tensor
         self.tensors: dict[int, tuple[str, torch.Tensor]] = {}
         self.firsts: list[int] = []
-        self.fill = np.nan  # what is read outside of all tensors
+        self.fill = np.nan  # the value read outside of all tensors
 
     def set(self, tensors: dict[str, Any]) -> None:
         self.parts, self.tensors = {}, {}
@@ -43,7 +43,7 @@ class _Bounds:
         self.firsts = sorted(self.parts)
 
     def _add(self, name: str, one: Any) -> None:
-        """A tensor, one that a wrapper or a descriptor has, or several."""
+        """Add a tensor, one inside a wrapper or a descriptor, or several."""
         if isinstance(one, torch.Tensor):
             held = one.untyped_storage()
             words = f"{name} {list(one.shape)}"
@@ -56,7 +56,7 @@ class _Bounds:
             self._add(name, one.base)
 
     def outside(self, places: np.ndarray, mask: np.ndarray, size: int) -> np.ndarray | None:
-        """Which of the places of values of `size` bytes are in no tensor; None: all are in one."""
+        """Which of the addresses of `size`-byte values are in no tensor; None: all are in one."""
         if not self.firsts or not places.size:
             return None
         at = bisect_right(self.firsts, int(places.min())) - 1
@@ -68,7 +68,7 @@ class _Bounds:
         return off if off.any() else None
 
     def nearest(self, place: int) -> str:
-        """Where a place is, in words."""
+        """The place of an address, in words."""
         first = min(self.parts, key=lambda x: max(x - place, place - self.parts[x][0]))
         end, words = self.parts[first]
         if place < first:
@@ -76,7 +76,7 @@ class _Bounds:
         return f"{place - end} bytes after the end of {words}"
 
     def value(self, place: int) -> str:
-        """Which value of which tensor is at a place, or what is near it."""
+        """The tensor and value at an address, or what is near it."""
         if self.outside(np.array([place]), np.array([True]), 1) is not None:
             return f"what lies {self.nearest(place)}"
         name, one = self.tensors[self.firsts[bisect_right(self.firsts, place) - 1]]
@@ -93,7 +93,7 @@ _PLACES: list[str] = []
 
 @contextmanager
 def blank() -> Iterator[None]:
-    """Reads outside of all tensors give zeros, not NaN."""
+    """Within the context, reads outside of all tensors give zeros, not NaN."""
     _BOUNDS.fill = 0.0
     try:
         yield
@@ -103,8 +103,8 @@ def blank() -> Iterator[None]:
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """The first places at which kernels read NaN, or make NaN of numbers: what, and
-    the file and line."""
+    """Records the first places at which kernels read NaN, or make NaN of numbers: what, and the
+    file and line."""
     _PLACES.clear()
     names = ("create_masked_load", "unary_op", "binary_op", "create_dot", "create_rsqrt")
     before = {name: getattr(InterpreterBuilder, name) for name in names}
@@ -148,13 +148,12 @@ def _watching(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mend() -> None:
-    """Change the interpreter of this process; calls after the first change nothing.
+    """Patch the interpreter of this process; further calls do nothing.
 
-    Triton 3.7 keeps bfloat16 as whole numbers of 16 bits, cuts digits where a GPU rounds to the
-    nearest number that has them, and `tl.dot` multiplies the whole numbers. Whenever
-    a kernel calls another function, it searches all of triton.language for what the interpreter
-    replaces, and replaces it again: milliseconds, and most of what a kernel takes. It computes
-    whether sums of integers overflow, which only its debugging reads.
+    Triton 3.7 stores bfloat16 as 16-bit integers, truncates where a GPU rounds to nearest, and
+    `tl.dot` multiplies the integers. Whenever a kernel calls another function, it searches all of
+    triton.language for functions to patch, and patches them again: milliseconds, and most of a
+    kernel's time. It computes integer overflow, which only its debugging reads.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:
@@ -202,7 +201,7 @@ def mend() -> None:
         loads[0] += 1
         size = ptrs.get_element_ty().primitive_bitwidth // 8
         off = _BOUNDS.outside(ptrs.data, mask.data, size)
-        if off is not None:  # whatever lies there, in place of which `fill` is seen
+        if off is not None:  # whatever is there, `fill` is seen instead
             mask = interpreter.TensorHandle(mask.data & ~off, tl.int1)
         made = load(self, ptrs, mask, *others)
         if off is not None and np.issubdtype(made.data.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""Mistakes in what a row does: formulas, strides of its inputs, and the layout of its state."""
+"""Mistakes of a row: formulas, strides of its inputs, and the layout of its state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, s
 _MOST_ROWS, _MOST_HEADS, _MOST_MAPPED = 8, 16, 3
 _NEAR = ("the row before", "the row after", "the row two before", "the row two after")
 _BESIDE = ("q", "k", "v"), ("x", "B", "C"), ("a", "b")  # as engines split a projection
-# Inputs, and what is made of one, that advance from row to row: its name, and that of its part
+# Inputs, and parts derived from one, that advance from row to row: name, and name of the part
 _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C", "z"))
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
-# What corrections take of a row, apart from what is kept and written
+# What corrections use of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
@@ -28,9 +28,9 @@ _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 def in_parts(
     shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
 ) -> Iterator[tuple[str, str, list[Row]]]:
-    """Wrong ways through rows, and of those that change more than one part of a delta rule also
-    what is wrong in corrections alone, or in all else alone; of Mamba-2 in the decay alone, or in
-    what is written."""
+    """Wrong rows, and for those that change several parts of a delta rule also variants with only
+    the corrections, or only everything else, wrong; for Mamba-2 only the decay, or only the
+    write."""
     right = [terms(shape, row) for row in rows]
     for cause, words, others in ways:
         yield cause, words, others
@@ -50,7 +50,7 @@ def in_parts(
         }
         if changed:
             if words.startswith(_OWN_DECAY):
-                cause = "gate-order"  # a part sees the row's own decay too
+                cause = "gate-order"  # a part also sees the row's own decay
             taken = [row | {x: other[of] for x, of in changed.items()} for row, other in pairs]
             yield cause, f"{words}, in what is taken off v", taken
             kept = [
@@ -63,8 +63,8 @@ def in_parts(
 def formulas(
     shape: Shape, rows: Sequence[Row], number: float = 0.0
 ) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows under each wrong formula of what a row does (reference.terms), or
-    under each that has a number of its own."""
+    """Cause, sentence and rows for each wrong formula of a row (reference.terms), or for each with
+    a number of its own."""
     each = _conv if shape.recurrence == "conv" else partial(_formulas, shape)
     of_rows = [_numbered(shape, row, number) if number else each(row) for row in rows]
     for made in zip(*of_rows, strict=True):
@@ -73,7 +73,7 @@ def formulas(
 
 
 def _conv(row: Row) -> list[tuple[str, str, Row]]:
-    """Taps that take other weights than their own, or none."""
+    """Taps with other weights, or none."""
     n = row["weight"].shape[-1]
     weight = torch.cat([row["weight"], 0 * row["weight"][..., :1]], -1)
     none = {"bias": 0 * row["bias"]}
@@ -189,7 +189,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
 
 
 def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
-    """Mistakes of a row that have a number of their own, under this one, which is positive."""
+    """Mistakes of a row with a number of their own, for this positive value."""
     if shape.recurrence == "conv":
         words = f"the sigmoid of {x:.4g} times its input is taken"
         return [("wrong-term", words, {"slope": torch.tensor(x)})]
@@ -239,7 +239,7 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
 
 
 def _anew(shape: Shape, row: Row, other: Row) -> Row:
-    """A row that has other inputs, with what it does then."""
+    """A row with other inputs, its terms computed again."""
     return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
 
 
@@ -259,7 +259,7 @@ def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
 
 
 def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Wrong logarithms of a decay that has a lower bound, with words."""
+    """Wrong logarithms of a decay with a lower bound, with words."""
     bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
     x = raw + bias
     others = instead("sigmoid", A * x, " under the lower bound")
@@ -279,9 +279,9 @@ def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Te
 def strides(
     shape: Shape, batch: Sequence[Row], first: int, tokens: Sequence[Row]
 ) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where one input of row r of a sequence, whose rows begin at `first`
-    of the batch, is read r * s values on for a wrong stride s, or at another place of what lies
-    side by side (zeros follow the last row); a few rows show it."""
+    """Cause, sentence and rows if one input of row r of a sequence, which begins at row `first` of
+    the batch, is read at offset r * s for a wrong stride s, or at another offset of a concatenated
+    layout (zeros follow the last row); a few rows are enough."""
     if len(tokens) > _MOST_ROWS:
         return
     heads, groups = shape.n_heads, shape.n_groups
@@ -306,7 +306,7 @@ def strides(
                 whole, at = torch.cat(parts, 1).flatten(), begins[names.index(name)]
                 layouts_of.append(("wrong-stride", whole, at, begins.pop()))
         for cause, flat, at, right in layouts_of:
-            more = (len(tokens) * max(sizes | wholes),)  # of a decay, whose logarithm is 0, ones
+            more = (len(tokens) * max(sizes | wholes),)  # ones for a decay, whose logarithm is 0
             flat = torch.cat([flat, flat.new_full(more, float(key == "decay"))])
             moved = [(at, s) for s in sorted(sizes | wholes)]
             if right > size and name in "qkvxBC":
@@ -330,8 +330,8 @@ def strides(
 
 
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
-    """A state in whose place another head's, its transpose, or one with a block of channels in
-    another's place is read or written."""
+    """A state with another head's in its place, its transpose, or a block of channels at another's
+    place."""
     if shape.recurrence == "conv":
         channels, held = state.shape
         yield "wrong-stride", "the transposed window", state.T.reshape(channels, held)
@@ -349,7 +349,8 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
 
 
 def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:
-    """States of other heads, where those of heads before are stored already, after these rows."""
+    """States of other heads, if those of earlier heads are overwritten already, after these
+    rows."""
     for words, at in heads_of(shape) if shape.recurrence != "conv" else ():
         read, stored = state.clone(), state.clone()
         for head, other in enumerate(at.tolist()):
@@ -369,7 +370,7 @@ def _moved(n: int, what: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
-    """Heads that each head may be taken for, with words."""
+    """Heads that each head may be mistaken for, with words."""
     heads, per_group = torch.arange(shape.n_heads), shape.n_heads // shape.n_groups
     return [
         ("its key head", heads // per_group),
@@ -381,13 +382,13 @@ def heads_of(shape: Shape) -> list[tuple[str, torch.Tensor]]:
 
 
 def channels_of(n: int) -> list[tuple[str, torch.Tensor]]:
-    """Key channels, of n, that each may be taken for, with words."""
+    """Key channels, of n, that each may be mistaken for, with words."""
     pairs = (torch.arange(n) ^ 1).clamp(max=n - 1)
     return [*_moved(n, "channel"), ("the other channel of a pair", pairs)]
 
 
 def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows where heads take one thing that a row does from other heads."""
+    """Cause, sentence and rows if heads take one part of a row from other heads."""
     if shape.recurrence == "conv" or shape.n_heads == 1:
         return
     kind, per_group = shape.recurrence == "mamba2", shape.n_heads // shape.n_groups
@@ -414,7 +415,7 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
 
 
 def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
-    """Rows of a pass that may be taken in place of the n of a sequence, which begin at `first`."""
+    """Rows of a pass that may replace a sequence's n rows, which begin at `first`."""
     near = zip(_NEAR, (-1, 1, -2, 2), strict=True)
     mapped = product(range(n), repeat=n) if 1 < n <= _MOST_MAPPED else ()
     return [
@@ -435,9 +436,9 @@ def row_by_row(
     parents: Sequence[int], ways: Sequence[tuple[str, str, list[Row]]],
     folds: Callable[[Sequence[Row]], Iterable[Way]] | None, bound: float,
 ) -> tuple[str, str] | None:  # fmt: skip
-    """Cause and sentence where each head of each row has the right output or that of some way
-    through the row, from what the rows before it left: of a tree, also after another row than its
-    parent; of a log, also from a wrong fold of it and of these rows."""
+    """Cause and sentence if each head of each row has the right output or that of some way through
+    the row, given the state that earlier rows left: for a tree, also after another row than its
+    parent; for a log, also after a wrong fold of it and of these rows."""
     n = 1 if shape.recurrence == "conv" else shape.n_heads
     states, wrong = [start], torch.zeros(len(tokens), n, dtype=torch.bool)
     rest = list[torch.Tensor]()
@@ -469,13 +470,13 @@ def row_by_row(
             fit = (error <= limit) & wrong[i]
             if fit.any():
                 gives.setdefault((cause, words), torch.zeros_like(wrong))[i] = fit
-                nearer = fit & (error < least / 2)  # as one value may fit by chance
+                nearer = fit & (error < least / 2)  # since one value may match by chance
                 least = torch.where(nearer, error, least)
                 after = torch.where(nearer.view(-1, *[1] * (made.dim() - 1)), made, after)
         if (least.isinf() & wrong[i]).any():
             return None
         states.append(after)
     right = torch.cat(rest)
-    if len(right) and right.median() > limit / 8:  # nor are others right: it is as of rounding
+    if len(right) and right.median() > limit / 8:  # nor are others right: within rounding
         return None
     return fewest(gives, wrong, ("rows", "heads"))

@@ -1,4 +1,4 @@
-"""Kernel files of an engine's package, imported without the engine around them."""
+"""Kernel files of an engine's package, imported without the rest of the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_UNPACKED = 256 * 2**20
 
 
 class Stub:
-    """Replaces what a kernel file mentions of its engine: false, zero, callable, a base class."""
+    """Replaces what a kernel file uses of its engine: false, zero, callable, a base class."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -42,7 +42,7 @@ class Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         only = args[0] if len(args) == 1 and not kwargs else None
-        # as a decorator it leaves what it decorates
+        # as a decorator it returns its argument
         return only if callable(only) and not isinstance(only, Stub) else Stub(f"{self.__name__}()")
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
@@ -85,7 +85,7 @@ class NoPlatform:
 
 
 class PlanBuilder:
-    """A base class that plans batches, as far as a builder of an engine needs it."""
+    """A base class that plans batches, as far as an engine's builder needs it."""
 
     def __class_getitem__(cls, of: object) -> type:
         return cls
@@ -94,7 +94,7 @@ class PlanBuilder:
         self.kv_cache_spec, self.vllm_config, self.device = spec, config, device
 
     def _init_reorder_batch_threshold(self, *_: object) -> None:
-        """Batches are not reordered."""
+        """Do not reorder batches."""
 
 
 class _StubModule(ModuleType):
@@ -102,7 +102,7 @@ class _StubModule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules of one package: those under `kept` from their files, the rest as stubs."""
+    """Finds modules of one package: those under `kept` from their files, the others as stubs."""
 
     def __init__(self, root: Path, table: Any, values: dict[str, Any]) -> None:
         self.root, self.table, self.values = root, table, values
@@ -155,7 +155,7 @@ class _Missing(_Finder):
 
 
 class Package:
-    """A package whose kernel modules can be imported. `version` is empty where none is written."""
+    """A package whose kernel modules can be imported. `version` is empty if not recorded."""
 
     def __init__(self, name: str, root: Path, version: str) -> None:
         self.name, self.root, self.version = name, root, version
@@ -164,7 +164,7 @@ class Package:
         self._values: dict[str, Any] = {}
 
     def check_holds(self, modules: Sequence[str]) -> None:
-        """Raises KernelPackageError where other modules have files, and none of these has."""
+        """Raises KernelPackageError if other modules have files, but none of these."""
         places = [self.root.joinpath(*name.split(".")) for name in modules]
         others = (one for one in (self.root / self.name).rglob("*.py") if one.stem != "__init__")
         has_any = any(place.is_dir() or place.with_suffix(".py").is_file() for place in places)
@@ -178,7 +178,8 @@ class Package:
     def module(self, name: str) -> ModuleType:
         """Import one of the kept modules.
 
-        Raises KernelPackageError where the package has no such file."""
+        Raises KernelPackageError if the package has no such file.
+        """
         if name not in self._imported:
             if not self.root.joinpath(*name.split(".")).with_suffix(".py").is_file():
                 raise KernelPackageError(
@@ -198,7 +199,7 @@ class Package:
 
     @contextmanager
     def imports(self, table: Any) -> Iterator[None]:
-        """Make the modules that an adapter's table, an adapters.Engine, keeps importable."""
+        """Make the modules kept by an adapter's table (adapters.Engine) importable."""
         values = self._values = table.values
         self._traced_ranges = table.traced_ranges
         if table.language:
@@ -223,10 +224,10 @@ def interpreted() -> bool:
 
 
 def fit_interpreter(modules: Iterable[ModuleType]) -> None:
-    """Names that modules bound to functions of triton.language are looked up at each call.
+    """Let modules look up functions of triton.language at each call.
 
-    Triton's interpreter replaces these functions while a kernel runs; a name that a module
-    bound before (`exp = tl.exp`) would still be the compiler's.
+    Triton's interpreter replaces these functions while a kernel runs; a module's own binding (`exp
+    = tl.exp`) would still be the compiler's.
     """
     import triton.language as tl
     from triton.runtime.autotuner import Autotuner, Heuristics
@@ -242,7 +243,7 @@ def fit_interpreter(modules: Iterable[ModuleType]) -> None:
     for module in modules:
         for attribute, value in list(vars(module).items()):
             while isinstance(value, (Autotuner, Heuristics)):
-                if isinstance(value, Autotuner):  # nothing measures configurations
+                if isinstance(value, Autotuner):  # no autotuning here
                     value.configs = value.configs[:1]
                 value = value.fn
             if id(value) in originals and hasattr(value, "__triton_builtin__"):
@@ -260,9 +261,9 @@ def _called(language: ModuleType, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def open_package(target: str, name: str) -> Package:
-    """The package from a wheel, a source archive, a folder that holds it, or as it is installed.
+    """The package from a wheel, a source archive, a folder that holds it, or as installed.
 
-    Raises KernelPackageError with what to give instead where it is in none of these.
+    Raises KernelPackageError with what to give instead if it is in none of these.
     """
     path = Path(target)
     if path.name.endswith(ARCHIVES) and path.is_file():
@@ -300,7 +301,7 @@ def _version(root: Path, name: str) -> str:
 
 
 def _unpacked(archive: Path, name: str) -> Path:
-    """Python files of a wheel or source archive in a folder that ends with this process."""
+    """Python files of a wheel or source archive in a folder that is deleted with this process."""
     folder = tempfile.TemporaryDirectory(prefix="draftscope-conform-")
     _KEPT_FOLDERS.append(folder)
     root, total = Path(folder.name), 0

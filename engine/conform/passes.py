@@ -1,4 +1,4 @@
-"""Passes of verify and accept that the checks play, as scripts drawn for a shape, and shapes."""
+"""Passes of verify and accept that checks play: scripts drawn for a shape, and the shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from engine.conform.subject import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of a script: which sequences, how many rows of each, how many are accepted."""
+    """One pass of a script: its sequences, the number of rows of each, and how many are
+    accepted."""
 
     sequences: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -20,11 +21,11 @@ class Pass:
     drafts: bool = True
     parents: tuple[tuple[int, ...], ...] = ()
     padding: tuple[int, ...] = ()  # rows of sequences that the engine adds to fill the batch
-    reset: bool = False  # a step without drafts is committed by a count too, of one row
-    anew: tuple[int, ...] = ()  # of the sequences, those that begin in the slot of another one
+    reset: bool = False  # a step without drafts is also committed by a count, of one row
+    anew: tuple[int, ...] = ()  # the sequences that start in another one's slot
 
     def only(self, sequence: int) -> Pass | None:
-        """The pass of this sequence alone, if it is in it."""
+        """The pass of this sequence alone, None if it is not in it."""
         if sequence not in self.sequences:
             return None
         at = slice(i := self.sequences.index(sequence), i + 1)
@@ -37,16 +38,16 @@ class Pass:
         return replace(self, lengths=(t,) * len(self.lengths), drafts=True)
 
     def counted(self) -> Pass:
-        """The pass with its count set anew, where it has no drafts."""
+        """The pass with its count reset, if it has no drafts."""
         return replace(self, reset=not self.drafts)
 
     def chunked(self, size: int) -> Pass:
-        """The prompts of the pass with whole chunks."""
+        """The pass with prompts of whole chunks."""
         lengths = tuple(-(-n // size) * size for n in self.lengths)
         return replace(self, lengths=lengths, accepted=lengths)
 
     def whole(self, n: int) -> Pass:
-        """The pass with all of n sequences in their order; those added are like the first."""
+        """The pass with all of n sequences in order; added ones copy the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
         lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
         parents = tuple(self.parents[i] for i in at) if self.parents else ()
@@ -63,7 +64,8 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
 
 def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     t, n = shape.n_tokens, shape.n_sequences
-    # each number is accepted, and read after it; a sequence has more rows and fewer in turn
+    # each number is accepted, and read afterwards; rows per sequence alternate between more and
+    # fewer
     for first in range(0, max(t, n + 1), n):
         counts = [1 + (i + first) % t for i in range(n)]
         yield _all(shape, t, counts if first // n % 2 else counts[::-1])
@@ -103,7 +105,7 @@ def _rounds(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]
 
 
 def _drift(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    """Passes such as those after which states have drifted."""
+    """Long scripts after which states have drifted."""
     every, t = range(shape.n_sequences), shape.n_tokens
     while True:
         yield _all(shape, t, [dice.randint(1, t) for _ in every])
@@ -133,8 +135,8 @@ def _padding(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass
 
 
 def _trees(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    """Trees in which a row's number is larger than its parent's; any row may end the accepted
-    path, and the path's last row is what is committed."""
+    """Trees in which a row's index is larger than its parent's; any row may end the accepted path,
+    and the path's last row is committed."""
     every, t = tuple(range(shape.n_sequences)), shape.n_tokens
     yield _all(shape, t, [t] * len(every))
     for _ in range(3):
@@ -143,12 +145,12 @@ def _trees(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
 
 
 def _prompts(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
-    """Lengths around whole chunks, all rows kept; a second prompt goes on from the first."""
+    """Lengths around whole chunks, all rows kept; a second prompt continues the first."""
     c = kernel.chunk
     ends = [1, c - 1, c, c + 1, 2 * c, dice.randint(c + 2, 2 * c - 1), 2 * c + 1]
     for i in range(2):
         lengths = tuple(dice.sample(ends, shape.n_sequences))
-        if not i and shape.n_sequences == 1:  # one that shows what a chunk leaves
+        if not i and shape.n_sequences == 1:  # one that shows the state a chunk leaves
             lengths = (c + c // 4,)
         yield Pass(tuple(range(shape.n_sequences)), lengths, lengths)
 
@@ -167,7 +169,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
-    """The shapes that the checks take in turn: small heads and large, shared keys and not."""
+    """The shapes that checks use in turn: small heads and large, with shared keys and without."""
     if recurrence == "conv":
         sizes = [(24, 1, 4, 1, 3, 3), (300, 1, 3, 1, 4, 2), (64, 1, 4, 1, 2, 4)]
     else:
@@ -183,7 +185,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
             # with a gate for each channel, 256 of them take minutes in the interpreter
             large = 128 if recurrence == "kda" and device == "cpu" else 256
             sizes = [
-                # 48: a product in blocks of 32 or 64 ends with a part of one
+                # 48: a product in blocks of 32 or 64 ends with a partial one
                 (4 if kernel.grouped else 2, 2, 48, 16, 2 * kernel.chunk + 1, 2),
                 (1, 1, large, 16, 2 * kernel.chunk + 1, 1),
             ]
@@ -201,7 +203,7 @@ def shapes(kernel: Kernel, recurrence: Recurrence, device: str) -> list[Shape]:
 
 
 def with_extras(kernel: Kernel, shape: Shape) -> Shape:
-    """A shape with what a kernel's shapes may add, as far as it is about this recurrence."""
+    """A shape with the kernel's extras that apply to this recurrence."""
     about = {"lower bound": "kda", "z": "mamba2"}
     extras = (x for x in kernel.extras if about.get(x, shape.recurrence) == shape.recurrence)
     return replace(shape, extras=tuple(extras))

@@ -1,4 +1,5 @@
-"""The recurrences in f64, one token at a time, with every state that a rollback may return to."""
+"""The reference: recurrences in f64, one token at a time, with every state that a rollback may
+restore."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from torch.nn.functional import silu, softplus
 from engine.conform.cases import WEIGHTS, Rows, Shape, log_decay, normed
 
 _MOST_PASSES = 5
-# What a row brings, its gate first
+# Inputs of a row, its gate first
 ROW_INPUTS = {
     "gdn": ("a", "b", "q", "k", "v"),
     "kda": ("a", "b", "q", "k", "v"),
     "mamba2": ("dt", "x", "B", "C", "z"),
     "conv": ("x",),
 }
-# Weights that a head has of its own
+# Weights per head
 HEAD_WEIGHTS = {
     "gdn": ("A_log", "dt_bias"),
     "kda": ("A_log", "dt_bias"),
     "mamba2": ("A", "dt_bias", "D"),
 }
 Row = dict[str, torch.Tensor]
-Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and what it gives
+Way = tuple[str, str, torch.Tensor]  # a mistake: its cause, its sentence, and its result
 
 
 def terms(shape: Shape, row: Row) -> Row:
@@ -74,7 +75,7 @@ def step(shape: Shape, state: torch.Tensor, row: Row) -> tuple[torch.Tensor, tor
 
 
 def correction(shape: Shape, decayed: torch.Tensor, row: Row) -> torch.Tensor:
-    """What a row writes along its key, [heads, d_v]; a delta rule takes off what the state has
+    """What a row writes along its key, [heads, d_v]; a delta rule subtracts what the state has
     along it (by mistake along another vector, `look`, with another beta, `off`, or of a state with
     another decay, `fade`)."""
     wrote = row["beta"] * row["value"]
@@ -96,11 +97,11 @@ def token(rows: Rows, index: int) -> Row:
 
 
 class Reference:
-    """States of all sequences under plain decoding of what was accepted.
+    """States of all sequences under plain decoding of the accepted tokens.
 
     `committed[s]` holds the state after each commit, the newest last; `tokens[s]` the accepted rows
-    of each of them; `passes[s]` the states after each row of each of the last passes, and `rows[s]`
-    those rows. `former[s]`: states that may remain of the sequence that had its slot before.
+    of each; `passes[s]` the states after each row of each of the last passes, and `rows[s]` those
+    rows. `former[s]`: states that may be left of the sequence that had its slot before.
     """
 
     def __init__(self, shape: Shape, first: Sequence[torch.Tensor]) -> None:
@@ -112,7 +113,7 @@ class Reference:
         self.former: dict[int, list[Way]] = {}
 
     def begin(self, sequence: int, state: torch.Tensor) -> None:
-        """Another sequence has the slot from now on, with this state."""
+        """Let another sequence have the slot from now on, with this state."""
         of, start = "the sequence that had this slot before", state.double().cpu()
         states = (self.passes[sequence] or [self.committed[sequence]])[-1]
         rows = [row for commit in self.tokens[sequence] for row in commit]
@@ -136,8 +137,8 @@ class Reference:
         return self.passes[sequence][-1]
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        """Outputs [tokens, …] of these rows, without those of padding; the states after them are
-        kept in `passes`."""
+        """Outputs [tokens, …] of these rows, without padding's; the states after them are kept in
+        `passes`."""
         outputs = []
         for i, (sequence, part) in enumerate(zip(rows.sequences, rows.slices(), strict=True)):
             if sequence < 0:
@@ -160,7 +161,7 @@ class Reference:
 def play(
     shape: Shape, state: torch.Tensor, tokens: Sequence[Row], parents: Sequence[int] = ()
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs and states of tokens from a state on, each after the one before it or its parent."""
+    """Outputs and states of tokens from a state on, each after the previous one or its parent."""
     outputs: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
     for i, row in enumerate(tokens):
@@ -172,7 +173,7 @@ def play(
 
 
 def linear(shape: Shape, rows: Sequence[Row]) -> torch.Tensor:
-    """What rows make of a change of the state before them, [heads, d_k, d_k]: a factor on its
+    """The effect of rows on a change of the state before them, [heads, d_k, d_k]: a factor on its
     left."""
     none = torch.zeros(shape.n_heads, shape.d_k, dtype=torch.float64)
     alone = [terms(shape, row) | {"value": none, "skip": none, "gate": none} for row in rows]

@@ -1,4 +1,4 @@
-"""Replays of a fault's check under changes, which tell its cause where the first play does not."""
+"""Replays of a fault's check under changes, which show its cause if the first play does not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
 from engine.conform.reference import ROW_INPUTS, terms, token
 from engine.conform.subject import Kernel
 
-# Causes of what is wrong with an extra of a shape alone (Kernel.extras), where no other is found
+# Causes of errors in one extra of a shape alone (Kernel.extras), if no other is found
 OF_EXTRAS = {
     "layers": "other-layer",
     "track slots": "stale-column",
@@ -31,17 +31,17 @@ OF_EXTRAS = {
     "v first": "wrong-stride",
     "far slots": "wrong-stride",
 }
-# Extras that tell the cause whatever else was found, and what they are
+# Extras that decide the cause, whatever else was found, and their descriptions
 _WORDS_OF_EXTRAS = {
     "layers": ", the other of which has its heads turned",
     "far slots": ", whose places 32 bits do not count to",
 }
-_OF_ROWS = ("gate-of-other-row", "other-row")  # that more rows tell apart
+_OF_ROWS = ("gate-of-other-row", "other-row")  # that need more rows to distinguish
 _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
 _MANY = 50  # sequences: above 48, from which some kernels take other blocks
-_ROWS = 6  # of a pass that tells which of its rows are wrong
+_ROWS = 6  # sequences: above 48 some kernels use other blocks
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",
@@ -51,13 +51,13 @@ _COUNTED = (
     "state-lost",
     "unused-memory",
 )
-# Causes that those of another sequence may look like
+# Causes that another sequence's data may look like
 _OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "other-row")
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
-# Causes that zeros in place of what should be read look like
+# Causes that zeros read in place of data look like
 _OF_ZEROS = ("gate-order", "wrong-gate", "wrong-term", "wrong-scale", "wrong-norm")
-# Inputs and weights by the cause that a value made of them has, and values that they are given
+# Inputs and weights by the cause of a wrong value made from them, and values to try
 _INPUTS = {
     "wrong-gate": ("a", "dt", "b", "dt_bias", "A_log", "A"),
     "wrong-norm": ("q", "k"),
@@ -68,13 +68,13 @@ _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 _LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
-Step = tuple[bool, list[Fault]]  # whether they are named, and the faults
+Step = tuple[bool, list[Fault]]  # whether they have causes, and the faults
 Steps = Iterator[Step]
 _WRITTEN = ("null-slot-written", "padding-written", "other-sequence-written")
 
 
 def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
-    """The fault at the smallest shape that still shows the same, halving one size at a time."""
+    """The fault at the smallest shape that still shows it, halving one size at a time."""
     while fault.cause not in ("crash", "drift"):
         for shape in fault.shape.smaller():
             same = [f for f in again(shape) if f.symptom == fault.symptom]
@@ -87,7 +87,7 @@ def smallest(fault: Fault, again: Callable[[Shape], list[Fault]]) -> Fault:
 
 
 def placed(player: Player, fault: Fault) -> Fault:
-    """The fault with what further plays tell: with zeros in place of NaN, of every number of
+    """The fault with what further plays show: with zeros in place of NaN, with every number of
     accepted rows, and with other passes and shapes."""
     for further in (_filled, _seen, _by_count, elsewhere):
         with limited(_MOST), suppress(Exception):  # of a play that the check had not
@@ -96,9 +96,9 @@ def placed(player: Player, fault: Fault) -> Fault:
 
 
 def _filled(player: Player, fault: Fault) -> Fault:
-    """What NaN stands for: the cause where memory that was never written
-    is zeros, be it in a later pass, or, where it is none of these, the input under other values of
-    which all is finite; and where it is first read or made."""
+    """The origin of NaN: the cause if unwritten memory is zeros, be it in a later pass, or
+    otherwise the input that must have other values for all to be finite; and where it is first read
+    or made."""
     of_log = fault.cause == "wrong-wrap" and fault.error == math.inf and any(fault.symptom[:2])
     if fault.cause != "unused-memory" and not of_log:
         return fault
@@ -115,9 +115,9 @@ def _filled(player: Player, fault: Fault) -> Fault:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
         if found.cause == "lost-fold" and player.kernel.ring and fault.round:
-            # rows of the passes before were found: this one lies at another place
+            # rows of earlier passes were found: this one is at another place
             return replace(fault, cause="wrong-wrap", detail=words)
-        # what zeros give tells nothing of what is read, nor do columns where all have NaN
+        # zeros do not show what is read, nor do columns if all have NaN
         some = "columns" in fault.detail
         if found.cause in _OF_ZEROS or (found.cause == "wrong-tile" and not some):
             return replace(fault, detail=words)
@@ -142,7 +142,7 @@ def _places(player: Player, fault: Fault) -> list[str]:
 
 
 def _computed(player: Player, fault: Fault) -> Fault:
-    """The input under other values of which no NaN or infinity is computed."""
+    """The input that must have other values for no NaN or infinity to be computed."""
     known = (*player.start()[0].weights, *ROW_INPUTS[player.shape.recurrence])
     for cause, names in _INPUTS.items():
         here = [x for x in names if x in known]
@@ -159,8 +159,8 @@ def _computed(player: Player, fault: Fault) -> Fault:
 
 
 def _seen(player: Player, fault: Fault) -> Fault:
-    """Outputs of no known mistake are named by the state that they see: reading is linear in q
-    (Mamba-2: C), so that sequences that are alike but for theirs show all of it."""
+    """Outputs without a known mistake are named by the state that they see: reading is linear in q
+    (Mamba-2: C), so sequences that differ only in it show all of it."""
     shape, check = player.shape, fault.check
     vague = fault.cause in VAGUE and NO_OUTPUT not in fault.detail
     vague = (vague or "times what" in fault.detail) and shape.d_k <= _MOST_SEEN
@@ -174,7 +174,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
         passes = SCRIPTS[check](shape, random.Random(f"{check} {player.seed}"), player.kernel)
         alone = (one.only(fault.sequence) for one in islice(passes, fault.round + 1))
         for index, one in enumerate(filter(None, alone)):
-            if player.kernel.chunk and index == fault.round:  # what comes later is not seen
+            if player.kernel.chunk and index == fault.round:  # later ones are not seen
                 many = (min(until, *one.lengths),)
                 one = replace(one, lengths=many, accepted=many)
             every, parents = range(m), one.parents * m
@@ -200,7 +200,7 @@ def _seen(player: Player, fault: Fault) -> Fault:
                 if cause in ("wrong-state", "drift"):
                     return fault
                 if cause == "wrong-gate" and 0 < player.kernel.chunk <= row:
-                    cause = "wrong-chunk"  # first chunks are right, so is the formula
+                    cause = "wrong-chunk"  # first chunks are right, so the formula is
                 words = words.removesuffix(", in the state alone: outputs are right")
                 where = place(shape, states[row], reference.depths(0)[row], 4 * player.bound)
                 of = f"in the state that the output of row {row} sees"
@@ -212,8 +212,8 @@ def _seen(player: Player, fault: Fault) -> Fault:
 
 
 def _by_count(player: Player, fault: Fault) -> Fault:
-    """Which state each number of accepted rows leaves, where one sequence alone shows it."""
-    # of a wrong output, no state of the pass is known
+    """The state that each number of accepted rows leaves, if a single sequence shows it."""
+    # for a wrong output, no state of the pass is known
     known = fault.cause in _COUNTED and fault.check != "trees" and not fault.row_errors
     if not known or player.kernel.chunk:
         return fault
@@ -238,7 +238,7 @@ def _by_count(player: Player, fault: Fault) -> Fault:
     if not wrong:
         return fault
     cause = fault.cause
-    if player.shape.recurrence == "conv" and left[-1] == t:  # right where nothing is rejected
+    if player.shape.recurrence == "conv" and left[-1] == t:  # right if nothing is rejected
         cause = "window-not-rolled-back"
     elif cause in ("unused-memory", "state-not-committed", "state-lost"):
         empty = "state-not-committed" if 0 in wrong else "unused-memory"
@@ -248,8 +248,8 @@ def _by_count(player: Player, fault: Fault) -> Fault:
 
 
 def elsewhere(player: Player, fault: Fault) -> Fault:
-    """A fault that several mistakes have is named by the first change of its passes, or of its
-    shape, under which they are right."""
+    """A fault that several mistakes share is named by the first change of its passes, or of its
+    shape, that makes them right."""
     shape, n, t = player.shape, player.shape.n_sequences, player.shape.n_tokens
     c, vague = player.kernel.chunk, fault.cause in VAGUE[:3]
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
@@ -257,9 +257,9 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     log = player.kernel.ring or player.kernel.log
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
-    may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes too
+    may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes, too
     same: Changed = lambda p, _: p  # noqa: E731
-    conv = shape.recurrence == "conv"  # whose channels have no heads, but places
+    conv = shape.recurrence == "conv"  # its channels have places instead of heads
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
@@ -295,9 +295,9 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             short: Changed = lambda p, _: replace(p, drafts=True)  # noqa: E731
             of_length = cause == "wrong-stride" and other == shape
             if of_length and not _wrong(player, fault, short, other):
-                continue  # where steps without drafts are passes of one row it is right too
+                continue  # it is also right if steps without drafts are passes of one row
             if of_length and stale and fault.row_errors:
-                # the passes that stored the state have all rows, the one that reads it has not
+                # the passes that stored the state have all rows, the one that reads it does not
                 stored: Changed = lambda p, i: p.full(t) if i < fault.round else p  # noqa: E731
                 if _wrong(player, fault, stored, other, 1):
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
@@ -306,9 +306,9 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
             if kept or (NO_OUTPUT in fault.detail and cause in unwritten):
                 cause = fault.cause
             if (cause, fault.cause) == ("stale-column", "state-not-committed"):
-                words += f", where {fault.cause} looks the same"  # no pass tells them apart
+                words += f", where {fault.cause} looks the same"  # no pass distinguishes them
             return replace(fault, cause=cause, detail=joined(fault.detail, f"right where {words}"))
-    if fault.cause == "other-sequence" and n > 1:  # it is wrong alone too: named by chance
+    if fault.cause == "other-sequence" and n > 1:  # it is also wrong alone: named by chance
         found = next(iter(_wrong(player, fault, alone, shape, named=True)), fault)
         if found.cause not in VAGUE:
             found = _by_count(player, found)
@@ -325,9 +325,9 @@ def _wrong(
     named: bool = False,
     seeds: int = 2,
 ) -> list[Fault]:
-    """The faults of a check's passes, up to some after that of its fault, where they are changed;
-    of some seeds, as few values may be right by chance (more where fewer heads, or one sequence,
-    meet fewer values; of prompts, which take long, of one)."""
+    """The faults of a check's passes, up to some after the faulty one, with changes; for several
+    seeds, as few values may be right by chance (more seeds for a single head or sequence; one for
+    prompts, which are slow)."""
     for seed in range(player.seed, player.seed + (1 if player.kernel.chunk else seeds)):
         other = replace(player, shape=shape, seed=seed, named=named)
         if found := other.script(fault.check, fault.round + more, changed, player.seed):
@@ -338,9 +338,9 @@ def _wrong(
 def agreed(
     names: Sequence[str], steps: Callable[[str, Collection[str]], Steps]
 ) -> Iterator[tuple[str, *Step]]:
-    """The steps of each check of a kernel, and of those whose cause is unlike once more, if one
-    explains all: a mistake is tried before sizes that were solved for, then what most name; steps:
-    of a check, and (some) of the causes that are sought alone."""
+    """The steps of each check of a kernel; those with differing causes are repeated once if one
+    cause explains all: a mistake is tried before solved-for factors, then what most name; steps: of
+    a check, given the causes to look for, empty: all."""
     of = list[Fault]()
     for name in names:
         faults = list[Fault]()
@@ -366,35 +366,35 @@ def checked(
     kernel: Kernel, package: Package, recurrence: Recurrence, name: str, seed: int, device: str,
     sought: Collection[str] = (),
 ) -> Steps:  # fmt: skip
-    """Whether they are named by their cause, and the faults: if there are some, first as they were
-    found, as naming them takes many more passes of a kernel that is wrong."""
+    """Whether causes are named, and the faults: first as found, if there are any, as naming takes
+    many more passes of a wrong kernel."""
     sizes = shapes(kernel, recurrence, device)
     shape = sizes[(CHECKS.index(name) + seed) % len(sizes)]
     if name in ("no-drafts", "rounds"):  # few other checks have steps without drafts
         shape = with_extras(kernel, shape)
-    if name == "padding":  # slot -1 of the only layer is in none
+    if name == "padding":  # slot -1 of a single layer is in no other
         shape = shape.without("layers")
     least = kernel.d or max(16, kernel.least_d)
     little = replace(sizes[0], n_heads=1, n_groups=1, d_k=least, d_v=least)
     if name == "drift":  # many rounds, so the smallest state
         shape = sizes[0] if recurrence == "conv" else little
-    if kernel.chunk and name != "prompts":  # bits, for which two heads, a whole chunk and a row do
+    if kernel.chunk and name != "prompts":  # bits: two heads, a whole chunk and a row are enough
         shape, shared = sizes[0], sizes[0].n_heads // sizes[0].n_groups
         shape = replace(shape, n_heads=2, n_groups=2 // shared, n_tokens=kernel.chunk + 1)
-    if name == "trees":  # of two rows there is one tree alone
+    if name == "trees":  # with two rows there is only one tree
         shape = sizes[min(1, len(sizes) - 1)]
         shape = replace(shape, n_tokens=max(4, shape.n_tokens))
     rounds, tried = rounds_of(name, device), set()
     faults: list[Fault] = []
     plays = [(shape, rounds)]
-    if name == "prompts":  # they have other code for large heads, of which a pass is enough
-        both = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # each layout has its own
+    if name == "prompts":  # they have other code for large heads; a single pass is enough
+        both = dict.fromkeys((sizes[1], sizes[1].without("v first")))  # one per layout
         plays = [(sizes[0], rounds), *((one, 1) for one in both)]
-    if name == "depths" and recurrence != "conv":  # of many sequences launches may differ
+    if name == "depths" and recurrence != "conv":  # with many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
         plays.append((many, 1))
-    if name == "trees" and recurrence == "conv":  # each number of taps has code of its own
+    if name == "trees" and recurrence == "conv":  # each number of taps has its own code
         plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:
         faults = faults or check(kernel, package, one, name, seed, device, times, sought=sought)
@@ -422,13 +422,14 @@ def checked(
     for fault in faults[:1]:
         with limited(_MOST_SHRINK):
             small = smallest(fault, again)
-        # a small shape may tell more of what is vague, and more rows which of them are wrong
+        # a small shape may be more specific if the cause is vague, and more rows show which are
+        # wrong
         other = small.shape if fault.cause in VAGUE else fault.shape
         if fault.cause in _OF_ROWS and not (kernel.ring or kernel.chunk):
             other = replace(other, n_tokens=max(_ROWS, other.n_tokens))
         if other.n_heads == 1 and recurrence != "conv" and not kernel.chunk:
             other = replace(other, n_heads=2, n_groups=2)  # one head has few values of each kind
-        # where gates, q or k are large or zeros, mistakes that are unlike give the same
+        # with large gates, or zero q or k, different mistakes look the same
         large = name not in ("subsets", "prompts")
         more = faults
         if other != fault.shape or not large:
@@ -437,7 +438,7 @@ def checked(
             vague = *VAGUE, "crash", "padding-written"
             fault = next((f for f in more if f.cause not in vague), fault)
         fault = replace(small, cause=fault.cause, detail=fault.detail)
-        # with none, it needs the large inputs that a check has where no states are given
+        # if none, it needs the large inputs of checks without given states
         again_ = kernel, package, fault.shape, seed, device
         fault = placed(Player(*again_, sought=sought, late=not more), fault)
         for extra in needed:

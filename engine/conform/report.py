@@ -1,5 +1,5 @@
-"""Reports of a conformance run: lines for a terminal, one for HTML and Markdown, JUnit; and a
-script to play one fault again without this program."""
+"""Reports of a conformance run: terminal, HTML, Markdown, JUnit; and a script that repeats a fault
+without this program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JSON_KIND, JSON_VERSION = "draftscope conform", 1
 _MOST_BYTES = 64 << 20
 
 MEANINGS = tomllib.loads(Path(__file__).with_name("causes.toml").read_text("utf-8"))
-"""Of each cause."""
+"""The meaning of each cause."""
 _WORDS = {None: "-", True: "ok", False: "FAIL"}
 
 
@@ -50,7 +50,7 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
 
 
 def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) -> Report:
-    """The same for HTML and Markdown, with the error by row or depth of each fault as a plot."""
+    """The same for HTML and Markdown, with each fault's error by row or depth as a plot."""
     n_failed = sum(not outcome.passed for outcome in outcomes)
     where = "on CUDA" if device == "cuda" else "in Triton's interpreter or on the CPU"
     rows = [[label, *(_WORDS[cell] for cell in row)] for label, row in _table(outcomes)]
@@ -72,7 +72,7 @@ def report(outcomes: Sequence[Outcome], title: str, target: str, device: str) ->
 
 
 def error_plots(fault: Fault) -> list[Plot]:
-    """Relative error by row of the pass, or of the state by the depth that it is compared with."""
+    """Relative error by row of the pass, or of the state by the depth compared."""
     made = []
     for title, errors in (
         ("Error of the output of each row", fault.row_errors),
@@ -85,12 +85,12 @@ def error_plots(fault: Fault) -> list[Plot]:
 
 
 def judged(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The checks, without what only measures and what was not played to its end."""
+    """The checks, without measurements and unfinished ones."""
     return [outcome for outcome in outcomes if outcome.check in CHECKS and not outcome.needs]
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Kernels that were not played, and those of which checks name different causes."""
+    """Kernels that were not played, and those whose checks name different causes."""
     named: dict[str, dict[str, list[str]]] = {}
     for outcome in outcomes:
         if outcome.needs:
@@ -106,7 +106,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
-    """Bytes of a verify pass, and its time where it was measured."""
+    """Bytes of a verify pass, and its time if measured."""
     title = "A verify pass of 64 sequences of 4 tokens, 32 heads of 128 (windows: 8,192 channels)"
     heads = ["kernel", "least MiB", "ms", "of a copy"]
     rows = []
@@ -120,7 +120,7 @@ def _costs(outcomes: Sequence[Outcome]) -> ReportTable | None:
 
 
 def junit(outcomes: Sequence[Outcome], title: str, target: str) -> str:
-    """The same as a JUnit file: a case for each check of a kernel."""
+    """The same as a JUnit file: one case per check of a kernel."""
     suite = ElementTree.Element(
         "testsuite",
         name=title,
@@ -161,8 +161,8 @@ def facts(outcomes: Sequence[Outcome], title: str, target: str, device: str) -> 
 
 
 def read_json(path: Path) -> tuple[str, list[Outcome]]:
-    """The target as it was named, and what was found, from a file of `facts`. Raises
-    TraceFileError for one that cannot be read or has not what is needed."""
+    """The target as named, and the outcomes, from a file written by `facts`. Raises TraceFileError
+    if it cannot be read or lacks something."""
 
     def wrong(place: str, what: str) -> TraceFileError:
         where = f"{path}: {place}" if place else f"{path}"
@@ -183,7 +183,7 @@ def read_json(path: Path) -> tuple[str, list[Outcome]]:
 
 
 def _with_infinities(value: Any) -> Any:
-    """JSON has no infinity: errors that are null."""
+    """JSON has no infinity: null errors stand for it."""
     if isinstance(value, list):
         return [math.inf if item is None else _with_infinities(item) for item in value]
     if isinstance(value, dict):
@@ -204,7 +204,7 @@ def _table(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[bool | None]
 
 
 def paragraph(fault: Fault) -> Iterator[str]:
-    """What a fault is, where, and the smallest shape that shows it."""
+    """A fault, its place, and the smallest shape that shows it."""
     kind, meaning = "note" if fault.note else "error", MEANINGS.get(fault.cause, "unknown")
     yield f"{kind}: {fault.kernel}, {fault.check}: {fault.cause} ({meaning})"
     if fault.detail:
@@ -217,7 +217,7 @@ def paragraph(fault: Fault) -> Iterator[str]:
 
 
 def again(fault: Fault, target: str) -> str:
-    """The command that plays the check again."""
+    """The command that repeats the check."""
     return (
         f"draftscope conform {shlex.quote(target)} --only {fault.kernel} --checks {fault.check} "
         f"--seed {fault.seed}"
@@ -253,13 +253,13 @@ sys.exit(not lines[0].startswith("0 "))
 
 
 def write_script(path: Path, fault: Fault, target: str, device: str) -> None:
-    """Write the Python archive that plays `fault` of `target` again on `device` (cpu or cuda), for
-    the author of the kernel: it needs torch and triton alone.
+    """Write a Python archive that repeats `fault` of `target` on `device` (cpu or cuda), for the
+    kernel's author: it needs only torch and triton.
 
-    Raises OptionError where the system does not let us write.
+    Raises OptionError if the file cannot be written.
     """
     folder = Path(engine.__file__).parent
-    # infinity has no spelling in Python's source
+    # infinity has no literal in Python
     fields = asdict(replace(fault, error=0.0, row_errors=(), depth_errors=()))
     if Path(target.rpartition(":")[0]).is_file() or Path(target).exists():
         target = str(Path(target).absolute())

@@ -1,5 +1,5 @@
-"""Checks of a package's kernels, each kernel in a child process of its own with a limit of the
-processor's time."""
+"""The runner: checks of a package's kernels, each kernel in a child process with a CPU time
+limit."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit in which it may compute nothing
-_MOST_BUSY = 30  # times a check's limit that it may take where others use the processor
+_MOST_BUSY = 30  # multiple of a check's limit in which it may compute nothing
 _POLL_S = 0.5
 _Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
-_TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
+_TOO_LONG = getattr(signal, "SIGPROF", 0)  # kernel, recurrence, checks, and device
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One check of one kernel: its faults, and the seconds that it took. Of COST, which cannot
-    fail, `figures` (engine.conform.cost). With `needs`, what the kernel needs and is not there,
-    nothing was played, and there is no check; or why this check could not be judged."""
+    """One check of one kernel: its faults and its seconds. For COST, which cannot fail, `figures`
+    (engine.conform.cost). `needs`: what the kernel lacks here, and then nothing was played and
+    there is no check; or why this check could not be judged."""
 
     kernel: str
     recurrence: str
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def open_target(target: str) -> tuple[str, str, str]:
-    """The name of the adapter's module, the package's place, and the version.
+    """The name of the adapter's module, the package's path, and the version.
 
     target is a known package's name, its wheel, source archive or folder, or FILE.py:FUNCTION or
     MODULE:FUNCTION, for which the first is empty. Raises KernelPackageError.
@@ -97,10 +97,10 @@ def open_target(target: str) -> tuple[str, str, str]:
 
 
 def own_kernel(target: str) -> Kernel:
-    """The kernel that a user's adapter describes: FUNCTION(shape, memory) gives a Subject.
+    """The kernel described by a user's adapter: FUNCTION(shape, memory) returns a Subject.
 
-    Attributes of the function: `recurrences` (default gdn), and those of subject.Kernel.
-    Raises KernelPackageError naming what is missing.
+    Attributes of the function: `recurrences` (default gdn), and those of subject.Kernel. Raises
+    KernelPackageError naming what is missing.
     """
     place, _, name = target.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
@@ -129,7 +129,7 @@ def own_kernel(target: str) -> Kernel:
 
 
 def _imported(place: str) -> ModuleType:
-    """The adapter's module, which may import others of its folder."""
+    """The adapter's module, which may import others from its folder."""
     folder = str(Path(place).parent.absolute()) if place.endswith(".py") else os.getcwd()
     if folder not in sys.path:
         sys.path.append(folder)
@@ -165,12 +165,13 @@ def run(
     at_once: int = 2,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Outcome]:
-    """Outcomes as they come, of a check once more where the others of its kernel tell its cause; a
-    kernel that crashes or hangs costs the check that it was in.
+    """Outcomes as they arrive; a check may be repeated if the others of its kernel show its cause.
+    A kernel that crashes or hangs loses the check that it was in.
 
-    limit_s: the processor's time that a check may take, and then once more to name its fault."""
+    limit_s: CPU time of a check, and the same again to name its fault.
+    """
     waiting = []
-    # those of prompts take longest: first, so that the last to end is short
+    # prompts take longest, so they go first
     for kernel in sorted(kernels(name, place), key=lambda kernel: not kernel.chunk):
         played = tuple(c for c in checks if c == COST or has_check(kernel, c))
         needs = _needs(kernel, name, place, device)
@@ -207,7 +208,7 @@ def run(
 
 
 def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
-    """What a compiled kernel needs and is not there."""
+    """What a compiled kernel needs that is missing."""
     if not kernel.compiled:
         return ""
     if device != "cuda":
@@ -226,7 +227,7 @@ def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
 
 
 class _Child:
-    """A process that runs checks of one kernel and prints a line for each."""
+    """A process that runs checks of one kernel and prints one line for each."""
 
     def __init__(self, name: str, place: str, job: _Job, seed: int, limit_s: float) -> None:
         kernel, recurrence, checks, device = job
@@ -277,11 +278,11 @@ class _Child:
             )  # fmt: skip
 
     def over(self) -> bool:
-        """Whether the process has ended, or has said or computed nothing for long."""
+        """Whether the process has ended, or has printed and computed nothing for too long."""
         before, self._polled = self._polled, time.monotonic()
         was, self._computed = self._computed, _computed(self.process.pid)
         sleeps = self._computed is not None and self._computed == was
-        # where this process had to wait for longer, so had that one
+        # if this process had to wait longer, so had that one
         self._asleep_s = sleeps * (self._asleep_s + min(self._polled - before, 2 * _POLL_S))
         waits = self._polled - self._since > max(_MOST_BUSY * self.limit_s, self._most_s)
         return self._ended or waits or self._asleep_s > self._most_s
@@ -328,7 +329,7 @@ class _Child:
 
 
 def _computed(pid: int) -> int | None:
-    """The processor's time that a process has had, in the system's ticks, where it says so."""
+    """CPU time of a process in the system's ticks, None if unknown."""
     with suppress(OSError, ValueError):
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, after_name[11:13]))
@@ -343,7 +344,7 @@ def _fault(fields: dict[str, Any]) -> Fault:
 
 
 def _limited(limit_s: float) -> None:
-    """This process ends when it has computed for this long, where the system can."""
+    """Let this process end after this much CPU time, if the system can do that."""
     if _TOO_LONG:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
 
@@ -352,13 +353,13 @@ def _in_child(*request: Any) -> None:
     name, place, kernel, recurrence, checks, seed, device, limit_s = request
     import torch
 
-    # whatever the package prints must not mix with the answers
+    # the package's own output must not mix with the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)
     found = next(k for k in kernels(name, place) if k.name == kernel)
     with _imports(name, place, found, device) as package:
-        answers.write("\n")  # a check's limit of time runs from here
+        answers.write("\n")  # a check's time limit starts here
         answers.flush()
         _limited(float(limit_s))
 
@@ -383,8 +384,8 @@ def _in_child(*request: Any) -> None:
 
 
 def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]:
-    """Play the check that found a fault at its shape; lines about it, the first with the number of
-    faults.
+    """Repeat the check that found a fault at its shape; lines about it, the first with the number
+    of faults.
 
     fault: its fields, as `asdict` makes them. For engine.conform.report.
     """
@@ -406,11 +407,11 @@ def play_again(target: str, fault: dict[str, Any], device: str) -> Iterator[str]
 
 @contextmanager
 def _imports(name: str, place: str, kernel: Kernel, device: str) -> Iterator[Package]:
-    """The package of a target, with what its adapter needs importable; of a compiled kernel, as it
-    is installed. On the CPU its own empty tensors hold NaN."""
+    """The package of a target, with its adapter's imports; for a compiled kernel the installed one.
+    On the CPU its empty tensors hold NaN."""
     import torch
 
-    # use_deterministic_algorithms imports a compiler, half of what a process takes to start
+    # use_deterministic_algorithms imports a compiler, half of a process's start
     torch.set_deterministic_debug_mode("warn" if device == "cpu" else "default")
     table = adapters.engine(name) if name else None
     package = Package(table.package if table else "", Path(place or "."), "")

@@ -1,5 +1,5 @@
-"""Shares of the right parts in what a kernel gave, solved head by head, and the quantities that
-these shares are: what else a kernel may have taken for a decay, beta, norm or scale."""
+"""Shares of the right parts in a kernel's result, solved head by head, and the quantities that they
+equal: what a kernel may have used as decay, beta, norm or scale."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kept = tuple[str, torch.Tensor, int, bool]
 
 
 class Quantities:
-    """Quantities of the rows of a pass, as multiples of the right ones of row `at`, whose sequence
+    """Quantities of the rows of a pass, relative to the right ones of row `at`, whose sequence
     begins at row `begin` and has `own` rows there."""
 
     def __init__(self, shape: Shape, batch: Sequence[Row], begin: int, own: int, at: int) -> None:
@@ -91,8 +91,8 @@ class Quantities:
 
 
 def kept_at(row: int, log: Log, before: Sequence[Kept], first: int, is_joint: bool) -> list[Kept]:
-    """What row `row` of a pass finds of the parts of the state before it and of what its earlier
-    rows wrote, in one part or one for each. first: the place of the pass's first row."""
+    """What row `row` of a pass sees of the parts of the state before it and of its earlier rows'
+    writes, in one part or separately. first: the place of the pass's first row."""
     kept = [(about, log.kept(part), begin, one) for about, part, begin, one in before]
     if is_joint:
         wrote = log.states[-1] - log.kept()
@@ -107,12 +107,11 @@ def shares(
     shape: Shape, kept: Sequence[Kept], row: Row, seen: torch.Tensor, bound: float, last: bool,
     known: Quantities, sought: Collection[str] = (),
 ) -> tuple[str, str] | None:  # fmt: skip
-    """Cause and sentence where what a row gave has the right parts in other shares.
+    """Cause and sentence if a row's result contains the right parts with wrong factors.
 
-    kept: what of the state before the row is there, [heads, d_k, d_v], in parts: words, the part,
-    the first row of the pass whose decay it has, and whether one row wrote it; seen: the row's
-    output, or (last) the state after it. Shares are those of a head, or of a head's channel where
-    decays are. sought: as in fits.closest.
+    kept: parts of the state before the row, [heads, d_k, d_v]: words, the part, the first row of
+    the pass whose decay it has, and whether one row wrote it; seen: the row's output, or (last) the
+    state after it. Factors are per head, or per channel if decays are. sought: as in fits.closest.
     """
     if shape.recurrence == "conv":
         return None
@@ -122,7 +121,7 @@ def shares(
     parts = [*held, key * (row["beta"] * row["value"])[:, None]]
     if not mamba:
         off = [-key * (row["beta"] * (key * part).sum(1))[:, None] for part in held]
-        # of one row's write, what is read and what is taken off have one direction
+        # for a single row's write, what is read and what is subtracted are parallel
         both = [one and (channels or not last) for _, _, _, one in kept]
         parts[: len(kept)] = [h + o * b for h, o, b in zip(held, off, both, strict=True)]
         parts += [o for o, b in zip(off, both, strict=True) if not b]
@@ -140,7 +139,7 @@ def shares(
     share, weight = share[..., 0], basis.abs().amax(1)
     near = ((share - 1).abs() < 1e-2) | ((share - 1).abs() * weight <= limit)
     if basis.shape[1] < len(parts) + 4 or not rest <= limit or near.all():
-        return None  # or as of rounding
+        return None  # or within rounding
 
     def error(factor: torch.Tensor, powers: Sequence[int], columns: Sequence[int]) -> float:
         made = torch.stack([factor ** powers[i] for i in columns], 1)
@@ -160,7 +159,7 @@ def shares(
         what, cause, powers, since = pattern
         factor = share[:, powers.index(1)]
         none = error(0 * factor, powers, [i for i in columns if powers[i]]) <= limit
-        alone = since > known.at and not last  # else its state would lack it too
+        alone = since > known.at and not last  # otherwise its state would lack it, too
         lost = "gate-order" if alone else "state-lost" if since <= known.begin else "lost-fold"
         if none and (not sought or lost in sought):
             return lost, f"{what}{', as outputs see it,' * alone} is lost"
@@ -186,13 +185,13 @@ def channels(
     shape: Shape, before: torch.Tensor, row: Row, seen: torch.Tensor, bound: float,
     known: Quantities, sought: Collection[str] = (),
 ) -> tuple[str, str] | None:  # fmt: skip
-    """Cause and sentence where the state after a row, [heads, d_k, d_v], keeps each key channel of
-    the state before it with a factor of its own, and adds anything along the row's key: both are
-    solved for, head by head, as a decay a channel that is wrong changes what is written too."""
+    """Cause and sentence if the state after a row, [heads, d_k, d_v], keeps each key channel of the
+    state before with a factor of its own, and adds anything along the row's key: both are solved
+    for, head by head, as a wrong per-channel decay also changes the write."""
     row = terms(shape, row)
     heads, d_k, d_v = seen.shape
     decayed, key = row["decay"] * before, row["key"]
-    # [heads, d_k, d_v, d_k + d_v]: the factor of each channel, and what is written in each column
+    # [heads, d_k, d_v, d_k + d_v]: each channel's factor, and the write of each column
     kept = torch.einsum("hkc,kj->hkcj", decayed, torch.eye(d_k, dtype=seen.dtype))
     wrote = torch.einsum("hk,cj->hkcj", key, torch.eye(d_v, dtype=seen.dtype))
     basis, wanted = torch.cat([kept, wrote], -1).flatten(1, 2), seen.flatten(1)[..., None]
@@ -232,8 +231,8 @@ _Pattern = tuple[str, str, tuple[int, ...], int]
 
 
 def _patterns(kept: Sequence[Kept], at: int, mamba: bool, size: int, last: bool) -> list[_Pattern]:
-    """Which power of one mistaken factor each part has: words, cause, powers, and the first row of
-    the decay that it has."""
+    """The power of one mistaken factor in each part: words, cause, powers, and the first row of its
+    decay."""
     n, made = len(kept), []
     apart = [i for i in range(n) if not (mamba or kept[i][3])]
     off = {i: n + 1 + at for at, i in enumerate(apart)}

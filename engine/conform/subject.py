@@ -1,4 +1,4 @@
-"""A kernel under test: the interface of its adapter, and the memory that it asks for."""
+"""A kernel under test: the interface of its adapter, and its memory."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from engine.conform.cases import Recurrence, Rows, Shape
 from engine.conform.packages import Package, interpreted
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# NaN that any calculation changes to another (its quiet bit is 0), so that one which is read and
-# written back is seen
+# Signalling NaN, which any calculation turns into a quiet one, so that a read and unmodified write
+# is detected
 _NAN = {torch.float32: 0x7FA00001, torch.bfloat16: 0x7FA1, torch.float16: 0x7D01}
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # mmap has its name from Python 3.13 on
 Known = dict[str, torch.Tensor]  # what a part may hold, by its words
 
 
 class Memory:
-    """Tensors filled with NaN, so that a kernel which reads what was never written is seen, with
-    the same before and after them, so that one which writes there is seen too. far: the slots of
-    pools lie far apart."""
+    """Tensors filled with NaN, so that reads of unwritten memory are detected, with NaN before and
+    after them, so that writes there are, too. far: the slots of pools are far apart."""
 
     MARGIN = 1024
-    FAR = 2**30  # values from a slot to the next that is far: 32 bits count to the second
+    FAR = 2**30  # values between far slots: 32 bits reach the second
 
     def __init__(self, device: str, blank: bool = False, far: bool = False) -> None:
         self.device, self.blank, self.far = device, blank, far
         self._kept: dict[tuple[int, torch.Size], tuple[str, str, torch.Tensor, Known]] = {}
 
     def empty(self, *sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor of NaN, or of -1 for whole numbers; of zeros where `blank` is set."""
-        n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1 too
+        """A tensor of NaN, or of -1 for integers; of zeros if `blank` is set."""
+        n, m = math.prod(sizes), max(self.MARGIN, math.prod(sizes[1:]))  # slot -1, too
         whole = torch.empty(n + 2 * m, dtype=dtype, device=self.device)
         self._fill(whole)
         for words, part in (("before", whole[:m]), ("after", whole[m + n :])):
@@ -48,9 +47,8 @@ class Memory:
     def pool(
         self, layers: int, slots: int, *sizes: int, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """The slots of some layers, [layers, slots, …], of which the last two strides may be any:
-        where `far` is set, on a CPU whose system maps as much, as in one tensor that others share.
-        """
+        """The slots of some layers, [layers, slots, …], whose first two strides may be anything:
+        with `far`, on a CPU whose system maps that much, as within a tensor that others share."""
         n_bytes = layers * slots * self.FAR * dtype.itemsize
         if not self.far or self.device != "cpu" or not (held := _mapped(n_bytes)):
             return self.empty(layers, slots, *sizes, dtype=dtype)
@@ -61,8 +59,8 @@ class Memory:
         return made
 
     def _fill(self, part: torch.Tensor) -> None:
-        """Give a tensor the values of memory that was never written."""
-        # unlike those of other tensors, so that a copy of them is seen too
+        """Fill a tensor with the values of unwritten memory."""
+        # different in each tensor, so that a copy is detected, too
         nan = _NAN[part.dtype] + len(self._kept) % 16 if part.dtype in _NAN else -1
         part.view(_BITS[part.itemsize]).fill_(0 if self.blank else nan)
 
@@ -74,13 +72,13 @@ class Memory:
         wanted: torch.Tensor | None = None,
         others: Known | None = None,
     ) -> None:
-        """Calls must leave this part of a tensor as it is, or make it what is wanted, until this is
-        called for it again; cause and words name it where they do not, with those of `others`."""
+        """Calls must leave this part of a tensor unchanged, or make it `wanted`, until the next
+        call for it; cause and words name a violation, with those of `others`."""
         first = part.clone() if wanted is None else wanted.clone()
         self._kept[part.data_ptr(), part.shape] = cause, words, part, {"": first} | (others or {})
 
     def forget(self, part: torch.Tensor) -> None:
-        """This part of a tensor may change."""
+        """Let this part of a tensor change."""
         self._kept = {k: v for k, v in self._kept.items() if k[0] != part.data_ptr()}
 
     def changed(self) -> Iterator[tuple[str, str]]:
@@ -98,12 +96,12 @@ class Memory:
     def whole(
         self, values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32
     ) -> torch.Tensor:
-        """Whole numbers as a tensor: indices, counts."""
+        """Integers as a tensor: indices, counts."""
         return torch.tensor(values, dtype=dtype, device=self.device)
 
 
 def _mapped(n_bytes: int) -> mmap.mmap | None:
-    """Memory of which the system gives pages only where they are used; None: it cannot."""
+    """Memory whose pages are allocated on use; None: not available."""
     try:
         return mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except (AttributeError, OSError, ValueError, OverflowError):
@@ -111,7 +109,7 @@ def _mapped(n_bytes: int) -> mmap.mmap | None:
 
 
 class _Zeros(TorchFunctionMode):
-    """Tensors that kernels' wrappers leave empty hold zeros."""
+    """Empty tensors made by kernels' wrappers hold zeros."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -125,7 +123,7 @@ _EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty, torch.empty_str
 
 @contextmanager
 def blank() -> Iterator[None]:
-    """All memory that was never written reads as zeros."""
+    """Within the context, unwritten memory reads as zeros."""
     with ExitStack() as stack:
         if interpreted():
             from engine.conform import interpreter_with_triton
@@ -136,26 +134,27 @@ def blank() -> Iterator[None]:
 
 
 class Subject(Protocol):
-    """What an adapter offers: states of `shape.n_sequences` sequences, and the calls of a round."""
+    """The interface of an adapter: states of `shape.n_sequences` sequences, and the calls of a
+    round."""
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
-        """Make state (the reference's layout, float32) that of an empty sequence."""
+        """Set the state of an empty sequence (the reference's layout, float32)."""
 
     def verify(self, rows: Rows) -> torch.Tensor:
         """Outputs of all rows, [tokens, …]; which of them will be accepted is not known."""
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        """The engine's step after judging: the first `counts` rows of the last pass remain."""
+        """Commit: keep the first `counts` rows of the last pass."""
 
     def decode(self, rows: Rows) -> torch.Tensor:
-        """One row a sequence without drafts, by the path that the engine takes for it."""
+        """One row per sequence without drafts, by the engine's path for that."""
 
     def state(self, sequence: int) -> torch.Tensor | None:
         """The state after the accepted rows in the reference's layout; None: not readable."""
 
 
 class AsTensors:
-    """A Subject that may give arrays for tensors."""
+    """A Subject that may return arrays instead of tensors."""
 
     def __init__(self, subject: Any) -> None:
         self._subject = subject
@@ -168,39 +167,39 @@ class AsTensors:
 
 
 class Layers:
-    """Tensors of two layers, of which a kernel's passes play the second alone: the first has the
-    same with its heads turned, so that a commit must leave the same there, turned."""
+    """Tensors of two layers, of which a kernel's passes use only the second: the first has the same
+    with its heads turned, so that a commit must leave the same there, turned."""
 
     def __init__(self, shape: Shape, memory: Memory) -> None:
         self.shape, self.memory = shape, memory
         self.n = 2 if "layers" in shape.extras else 1
 
     def turned(self, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-        """A tensor with its heads, channels or groups, which dimension `heads` has, turned."""
+        """A tensor with its heads, channels or groups, in dimension `heads`, turned."""
         groups = self.shape.n_groups
         return tensor.roll(tensor.shape[heads] // groups if groups > 1 else 1, heads)
 
     def fill(self, layers: torch.Tensor, heads: int) -> None:
-        """Give the first layer what it has; layers: [layers, …]."""
+        """Fill the first layer from the second; layers: [layers, …]."""
         if self.n > 1:
             layers[0] = self.turned(layers[1], heads - 1)
 
     def check(self, layers: torch.Tensor, heads: int) -> None:
-        """Note that the first layer must have what the second has."""
+        """Require that the first layer has what the second has."""
         if self.n > 1:
             wanted = self.turned(layers[1], heads - 1)
             self.memory.keep("other-layer", "the first layer differs", layers[0], wanted)
 
 
 def as_a_pass(self: Subject, rows: Rows) -> torch.Tensor:
-    """`decode` of a subject whose steps without drafts are passes of one row, which remains."""
+    """`decode` for a subject whose steps without drafts are passes of one row, which is kept."""
     out = self.verify(rows)
     self.accept(rows.sequences, [1] * len(rows.sequences))
     return out
 
 
 class Prompts:
-    """A Subject of a kernel for prompts: it goes on from the last state, and keeps all rows."""
+    """A Subject for prompt kernels: it continues from the last state, and keeps all rows."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -211,7 +210,7 @@ class Prompts:
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs [tokens, …] and the states [sequences, …] after all rows; first: those before
-        them in the reference's layout, None where none is given. Else a sequence at a time."""
+        them in the reference's layout, None if not given. By default one sequence at a time."""
         n = len(rows.sequences)
         made = [self.one(rows.one(i), None if first is None else first[i]) for i in range(n)]
         return torch.cat([o for o, _ in made]), torch.stack([state for _, state in made])
@@ -228,7 +227,7 @@ class Prompts:
         return outputs
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:
-        """All rows of a prompt remain."""
+        """Keep all rows of a prompt."""
 
     decode = verify
 
@@ -237,9 +236,9 @@ class Prompts:
 
 
 class RowByRow:
-    """A Subject of a kernel that takes one token a call: a pass is played row by row, and keeps a
-    copy of what the kernel holds of a sequence after each. `held` are tensors [slots, …], in which
-    slot 0 belongs to no sequence."""
+    """A Subject for kernels with one token per call: a pass is played row by row, and copies what
+    the kernel holds of a sequence after each. `held` are tensors [slots, …], in which slot 0
+    belongs to no sequence."""
 
     held: tuple[torch.Tensor, ...] = ()
 

@@ -1,4 +1,4 @@
-"""Adapters of known packages: one module each, named here."""
+"""Adapters of known packages, one module each, named here."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.conform.subject import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A known package: what to import of it, and versions that have been tried.
+    """A known package: what to import from it, and the versions tried.
 
     `kept` are modules imported from their files, `values` attributes of the stubs that replace the
-    others; `language` is the stub that hands out `triton` and `tl`.
-    In the modules of `traced_ranges` a loop's index is used as a tensor, which Triton's
-    interpreter makes a Python number. `packages` are those whose `__init__.py` runs too.
+    others; `language` is the stub that provides `triton` and `tl`. In the modules of
+    `traced_ranges` a loop's index is used as a tensor, but is a Python number in Triton's
+    interpreter. `packages` are those whose `__init__.py` is run, too.
     """
 
     package: str

@@ -1,5 +1,5 @@
-"""Convolutions of causal-conv1d: the compiled ones, their references in torch, and Triton's kernel
-that takes windows out of sequences in one row."""
+"""Convolutions of causal-conv1d: the compiled ones, their torch references, and the Triton kernel
+that takes windows out of sequences packed in one row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _VARLEN = "causal_conv1d.causal_conv1d_varlen"
 
 
 class _Update:
-    """causal_conv1d_update over circular windows: cache_seqlens says where a pass goes on, so that
-    rows that were not accepted are written over."""
+    """causal_conv1d_update over circular windows: cache_seqlens says where a pass continues, so
+    that rejected rows are overwritten."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -57,7 +57,7 @@ class _Update:
 
 
 class _UpdateRef(_Update):
-    """causal_conv1d_update_ref, which takes no numbers of windows."""
+    """causal_conv1d_update_ref, which takes no window indices."""
 
     def called(self, rows: Rows, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         windows = self.windows[slots]
@@ -69,7 +69,7 @@ class _UpdateRef(_Update):
 
 
 class _Sequences(Prompts):
-    """causal_conv1d_fn, a sequence a call, with the channels side by side."""
+    """causal_conv1d_fn, one sequence per call, channels last."""
 
     name = "causal_conv1d_fn"
 
@@ -83,7 +83,7 @@ class _Sequences(Prompts):
         return out[0].T, last[0]
 
     def aligned(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows whose first channels are a multiple of 8 numbers apart, as the kernel wants."""
+        """Rows whose stride is a multiple of 8, as the kernel requires."""
         wide = self.memory.empty(len(x), -(-x.shape[1] // 8) * 8)
         wide[:, : x.shape[1]] = x
         return wide[:, : x.shape[1]]
@@ -96,8 +96,8 @@ class _SequencesRef(_Sequences):
 
 
 class _Windows(_SequencesRef):
-    """causal_conv1d_varlen_states, with the outputs of causal_conv1d_ref. It knows no first
-    windows: they are rows of the sequences."""
+    """causal_conv1d_varlen_states, with the outputs of causal_conv1d_ref. It takes no initial
+    windows: they are prepended as rows."""
 
     def run(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = super().run(rows, first)[0]

@@ -1,5 +1,5 @@
-"""Triton kernels of flash-linear-attention: the last state alone, or (KDA) a paged pool; states
-have values before keys at some shapes ("v first")."""
+"""Triton kernels of flash-linear-attention: the last state alone, or (KDA) a paged pool; in some
+shapes states are values-first ("v first")."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _RAW = dict.fromkeys((f"use_{of}_in_kernel" for of in ("gate", "qk_l2norm", "bet
 
 
 def _turned(shape: Shape, states: torch.Tensor) -> torch.Tensor:
-    """States [..., d_k, d_v] as they are stored, and back."""
+    """States [..., d_k, d_v] in their stored layout, and back."""
     return states.mT if _V_FIRST in shape.extras else states
 
 
 def _options(shape: Shape, rows: Rows) -> dict[str, Any]:
-    """What all of these kernels are given."""
+    """Arguments that all of these kernels take."""
     return {
         "scale": shape.d_k**-0.5,
         "output_final_state": True,
@@ -36,7 +36,7 @@ def _options(shape: Shape, rows: Rows) -> dict[str, Any]:
 
 
 class LastState:
-    """fused_recurrent_gated_delta_rule: a rollback runs the accepted rows again."""
+    """fused_recurrent_gated_delta_rule: a rollback replays the accepted rows."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -79,8 +79,8 @@ class LastState:
 
 
 class _ChannelGates(Paged):
-    """fused_recurrent_kda_fwd with a pool, a table of blocks and accepted counts; a step without
-    drafts has states of its own, which are given back."""
+    """fused_recurrent_kda_fwd with a pool, a block table and accepted counts; a step without drafts
+    has states of its own, which are returned."""
 
     def stored(self, states: torch.Tensor) -> torch.Tensor:
         return _turned(self.shape, states)
@@ -105,8 +105,8 @@ class _ChannelGates(Paged):
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd or chunk_kda_fwd; its kernel for gates and the one for their sums
-    in turn."""
+    """chunk_gated_delta_rule_fwd or chunk_kda_fwd, alternating between its kernel for gates and the
+    one for their sums."""
 
     calls = 0
 

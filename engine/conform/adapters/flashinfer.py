@@ -24,7 +24,7 @@ _D = 128
 
 
 def _bounded_gates(rows: Rows) -> torch.Tensor:
-    """What gives g as `_LEAST_GATE` * sigmoid(exp(A_log) * (it + dt_bias))."""
+    """The input that gives g as `_LEAST_GATE` * sigmoid(exp(A_log) * (it + dt_bias))."""
     share = torch.logit(rows.g.double() / _LEAST_GATE)
     return (share / rows.A_log.double().exp()[:, None] - rows.dt_bias.double()).float()
 
@@ -50,7 +50,7 @@ class _PagedGates(Paged):
 
 
 class _Tail(LastState):
-    """launch_recurrent, which plays sequences without a whole chunk."""
+    """launch_recurrent, which handles sequences without a full chunk."""
 
     def run(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         first = self.states[rows.sequences].transpose(-1, -2).contiguous()
@@ -93,14 +93,14 @@ def _gdn(of: Snapshots | Paged, rows: Rows, slots: torch.Tensor, **options: Any)
 
 class _Verify(Snapshots):
     """gated_delta_rule_mtp (float32) or gated_delta_rule_decode_pretranspose (bfloat16) with the
-    states of all rows in a buffer, a row of it for each sequence of the pass."""
+    states of all rows in a buffer, a row of it per sequence of the pass."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(shape, memory, package)
         self.at: dict[int, int] = {}
 
     def options(self) -> dict[str, Any]:
-        """What a verify pass is given in addition to its rows."""
+        """Arguments of a verify pass in addition to its rows."""
         return {"intermediate_states_buffer": self.buffer[1:]}
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
@@ -139,7 +139,7 @@ class _Window(_Verify):
 
 class _Scattered(Paged):
     """gated_delta_rule_mtp that writes the state after each row to a block of the pool; a pass
-    reads one half of a sequence's blocks and writes the other."""
+    reads one half of a sequence's blocks and writes the other half."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         super().__init__(replace(shape, n_tokens=2 * shape.n_tokens), memory, package)
@@ -154,7 +154,7 @@ class _Scattered(Paged):
         return _gdn(self, rows, before, **blocks, disable_state_update=False)
 
     def _half(self, sequence: int) -> int:
-        """First column of the half that the sequence's state is not in."""
+        """First column of the half without the sequence's state."""
         return self.shape.n_tokens * (self.column(sequence) < self.shape.n_tokens)
 
     def accept(self, sequences: Sequence[int], counts: Sequence[int]) -> None:

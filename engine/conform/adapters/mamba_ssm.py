@@ -1,5 +1,5 @@
-"""Triton kernels of mamba-ssm: selective_state_update, a token a call, and those of a prompt in
-chunks."""
+"""Triton kernels of mamba-ssm: selective_state_update, one token per call, and the chunked ones for
+a prompt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Update(RowByRow):
 
 
 class _Chunked(Prompts):
-    """The kernels of mamba_chunk_scan_combined in its order, a sequence at a time."""
+    """The kernels of mamba_chunk_scan_combined in their order, one sequence at a time."""
 
     def one(self, rows: Rows, first: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         state, passing, product, scan = (

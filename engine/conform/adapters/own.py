@@ -1,5 +1,5 @@
 """This program's kernels in each backend: slots (planes), a log of inputs that is folded, and
-prompts in chunks."""
+chunked prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernels import dispatch
 
 
 def _operation(module: str, name: str, backend: str) -> Callable[..., Any]:
-    """An operation of kernels.recurrence in one backend; "": in that which is chosen for it."""
+    """An operation of kernels.recurrence in one backend; "": in the one chosen for it."""
     place, end = f"kernels.recurrence.{module}", f"with_{backend}".replace("with_naive", "naive")
     if backend and module in ("delta_rule", "ssd"):
         place = f"{place}.{end}"
@@ -31,8 +31,8 @@ def _operation(module: str, name: str, backend: str) -> Callable[..., Any]:
 
 
 def _stacked(parts: Sequence[Rows], names: str) -> list[torch.Tensor]:
-    """Rows of sequences of one length, [sequences, rows, …]. Several rows are parts of wider ones,
-    as a layer's are, with NaN between them."""
+    """Rows of sequences of equal length, [sequences, rows, …]. With several rows they are views of
+    wider ones, as in a layer, with NaN between them."""
     made = []
     for name in names.split():
         x = torch.stack([getattr(part, name) for part in parts])
@@ -43,7 +43,7 @@ def _stacked(parts: Sequence[Rows], names: str) -> list[torch.Tensor]:
 
 
 def _by_length(rows: Rows) -> list[tuple[list[int], list[int], list[Rows]]]:
-    """Sequences of one length at a time, as the engine's ubatches are: their places in the pass,
+    """Groups of sequences of equal length, as in the engine's ubatches: their places in the pass,
     their numbers, and the rows of each."""
     groups = []
     for length in sorted(set(rows.lengths)):
@@ -53,8 +53,8 @@ def _by_length(rows: Rows) -> list[tuple[list[int], list[int], list[Rows]]]:
 
 
 class _Slots:
-    """A plane for each row of a pass and sequence, which may hold the state `turned`; the newest
-    accepted one is read next."""
+    """A plane for each row of a pass and sequence, whose state may be `turned`; the newest accepted
+    one is read next."""
 
     turned = False
 
@@ -64,7 +64,7 @@ class _Slots:
         plane = self._stored(torch.empty(shape.state, device="meta")).shape
         if n % 2 or memory.far:
             self.pool = memory.pool(1, n * t, *plane, dtype=shape.dtype)[0]
-        else:  # one layer of planes that hold three
+        else:  # one of three interleaved layers of planes
             layers = memory.empty(n * t, 3, *plane, dtype=shape.dtype)
             self.pool = layers[:, 1]
             memory.keep("padding-written", "other layers", layers[:, ::2])
@@ -83,7 +83,7 @@ class _Slots:
         outputs: dict[int, torch.Tensor] = {}
         for at, ids, parts in _by_length(rows):
             read = torch.stack([self.planes[s, self.live[s]] for s in ids])
-            # the newest state comes first, and the rows' states end in planes 0, 1, …
+            # the newest state comes first, and the rows' states go to planes 0, 1, …
             write = self.planes[ids, : parts[0].lengths[0]].flip(1)
             outputs |= dict(zip(at, self._run(parts, read, write), strict=True))
         return torch.cat([outputs[i] for i in range(len(rows.sequences))])
@@ -116,7 +116,7 @@ def _ssd_rows(parts: Sequence[Rows]) -> tuple[torch.Tensor, ...]:
 
 
 class _SsdSlots(_Slots):
-    """Mamba-2 over planes, which are stored as [heads, d_v, d_k]."""
+    """Mamba-2 over planes stored as [heads, d_v, d_k]."""
 
     turned = True
 
@@ -126,8 +126,8 @@ class _SsdSlots(_Slots):
 
 
 class _ScanSlots(_Slots):
-    """The selective scan over planes of [groups, d_k, channels of a group]: Mamba-2 is a scan for
-    each group, in which all channels of a head decay alike."""
+    """The selective scan over planes of [groups, d_k, channels of a group]: Mamba-2 is a scan per
+    group in which all channels of a head decay alike."""
 
     def _stored(self, state: torch.Tensor) -> torch.Tensor:
         """The plane of a state [heads, d_k, d_v], and the state of a plane."""
@@ -154,14 +154,14 @@ class _ScanSlots(_Slots):
 
 
 class _ConvSlots(_Slots):
-    """Convolution over planes of windows, which are stored as [taps - 1, channels]."""
+    """Convolution over planes of windows, stored as [taps - 1, channels]."""
 
     turned = True
 
     def _run(self, parts: Sequence[Rows], read: torch.Tensor, write: torch.Tensor) -> torch.Tensor:
         run = _operation("conv", "causal_conv_slots", self.backend)
         (x,), one = _stacked(parts, "x"), parts[0]
-        # here the windows are listed with the oldest first
+        # here the oldest window comes first
         return run(x, one.weight, self.pool, read, write.flip(1), one.bias)
 
 
@@ -228,7 +228,7 @@ class _SsdLog(_Log):
 
 
 class _Chunked(Prompts):
-    """gated_delta_rule and ssd: a prompt at a time, of which the last state is kept."""
+    """gated_delta_rule and ssd: one prompt at a time, of which the last state is kept."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package, backend: str = "") -> None:
         super().__init__(shape, memory, package)
@@ -247,7 +247,7 @@ class _Chunked(Prompts):
 
 
 def _backends() -> list[str]:
-    """Those that this machine can run."""
+    """Backends that this machine can run."""
     known = {"llvm": dispatch.has_llvm(), "triton": dispatch.has_triton()}
     return [name for name in dispatch.CHOICES if known.get(name, True)]
 
@@ -281,6 +281,6 @@ ENGINE = Engine(
         )
         for name, make, recurrences in _KERNELS
         for backend in _backends()
-        if (name, backend) != ("causal_conv_slots", "triton")  # which has no such kernel
+        if (name, backend) != ("causal_conv_slots", "triton")  # without such a kernel
     ),
 )

@@ -1,4 +1,4 @@
-"""Triton kernels of SGLang: the committed state in a pool, the states of drafted tokens in a buffer
+"""Triton kernels of SGLang: the committed state in a pool, the states of draft tokens in a buffer
 that the commit copies from, or (ReplaySSM) a log of inputs that a later pass folds."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from engine.conform.subject import Kernel, Memory, Prompts
 
 
 class _Conv(Snapshots):
-    """causal_conv1d_update with a buffer of windows, which overlap where there are no trees, as
-    those of SGLang; sequences of one length."""
+    """causal_conv1d_update with a buffer of windows, which overlap as in SGLang unless there are
+    trees; sequences of equal length."""
 
     scatter = "fused_conv_window_scatter_with_mask"
 
@@ -70,7 +70,7 @@ class _Conv(Snapshots):
 
 
 def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Trees as SGLang lists them: the first child and the next sibling of each row, or -1."""
+    """Trees in SGLang's form: the first child and the next sibling of each row, or -1."""
     children, siblings = [], []
     for tree in parents:
         of = [[i for i, p in enumerate(tree) if p == parent] for parent in range(len(tree))]
@@ -82,8 +82,8 @@ def _linked(parents: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[lis
 
 class _Chunked(Prompts):
     """chunk_gated_delta_rule_fwd or chunk_kda_fwd: a prompt in chunks, the last state in the pool's
-    layout. KDA's gates are given or (with a lower bound always) made inside, with its kernels for
-    few chunks and for many in turn."""
+    layout. KDA's gates are given or (with a lower bound always) made inside, alternating between
+    its kernels for few chunks and for many."""
 
     calls = 0
 
@@ -99,7 +99,7 @@ class _Chunked(Prompts):
         raw = kda and (many or rows.bound is not None)
         gates = {"A_log": rows.A_log, "dt_bias": rows.dt_bias, "lower_bound": rows.bound}
         g = rows.a if raw else rows.g
-        # one of the kernels writes its outputs over v
+        # one of the kernels overwrites v with its outputs
         rows_of = (rows.q_normed, rows.k_normed, rows.v.clone(), g, rows.beta)
         with _of_many_chunks(module) if kda and many else nullcontext():
             made = (module.chunk_kda_fwd if kda else module.chunk_gated_delta_rule_fwd)(
@@ -114,7 +114,7 @@ class _Chunked(Prompts):
 
 
 def _of_many_chunks(module: Any) -> Any:
-    """A context in which chunk_kda_fwd takes the kernels that it has for many chunks."""
+    """A context in which chunk_kda_fwd uses its kernels for many chunks."""
     own, one = module.chunk_kda_fwd_intra, {"fuse_diagonal": False, "fuse_recompute": False}
     return patch.object(module, "chunk_kda_fwd_intra", lambda **given: own(**(given | one)))
 

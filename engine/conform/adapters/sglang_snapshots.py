@@ -1,5 +1,4 @@
-"""SGLang's verification with the states of drafted tokens in a buffer that the commit copies
-from."""
+"""SGLang's verification with the states of draft tokens in a buffer that the commit copies from."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SCATTER = f"{OPS}.mamba.mamba_state_scatter_triton"
 
 
 class _OnDevice(torch.Tensor):
-    """A tensor that says that it is on a GPU, as some functions want it."""
+    """A tensor that claims to be on a GPU, as some functions require."""
 
     is_cuda = True
     device = torch.device("cuda")
@@ -30,13 +29,13 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def requests(memory: Memory, sequences: Sequence[int], shape: Shape) -> torch.Tensor:
-    """Where buffers hold what belongs to these requests, in another order than their slots have;
-    that of padding is -1."""
+    """Indices of these requests in the buffers, in another order than their slots; -1 for
+    padding."""
     return memory.whole([shape.n_sequences - s if s >= 0 else -1 for s in sequences])
 
 
 def log_sizes(shape: Shape, rows: int) -> tuple[tuple[int, ...], ...]:
-    """Sizes of the values, keys, gates and betas that a log has of a sequence's rows."""
+    """Sizes of a log's values, keys, gates and betas for a sequence's rows."""
     n, d_k, gates = shape.n_heads, shape.d_k, () if shape.recurrence == "gdn" else (shape.d_k,)
     return (n, rows, shape.d_v), (shape.n_groups, rows, d_k), (n, rows, *gates), (n, rows)
 
@@ -59,8 +58,8 @@ def packed_decode(package: Package, rows: Rows, pool: torch.Tensor, slots: Any) 
 
 
 class Tracks:
-    """Track slots, the last of a pool: one for each sequence, where a commit keeps the state after
-    fewer rows than were accepted, as at a boundary between cached blocks."""
+    """Track slots, the last of a pool: one per sequence, where a commit keeps the state after fewer
+    rows than were accepted, as at a boundary between cached blocks."""
 
     def __init__(self, shape: Shape, memory: Memory) -> None:
         self.memory, self.kept, self.passes = memory, dict[int, int](), 0
@@ -70,7 +69,7 @@ class Tracks:
         self, sequences: Sequence[int], counts: Sequence[int], pool: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Track slots of these sequences and the step after which each keeps its state, -1: none;
-        slots without one must stay as they are."""
+        slots without one must not change."""
         if not self.slots:
             return None, None
         places = [s - self.slots for s in range(self.slots)]
@@ -88,7 +87,7 @@ class Tracks:
         return self.memory.whole(at), self.memory.whole(steps)
 
     def state(self, sequence: int, pool: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        """After how many rows of the last pass a track slot has the state, and what it holds."""
+        """The number of rows of the last pass whose state a track slot has, and the state."""
         rows = self.kept.get(sequence, 0)
         held = pool[sequence - self.slots].float().transpose(-1, -2)
         return (rows, held) if self.slots and rows else None
@@ -96,7 +95,8 @@ class Tracks:
 
 class Snapshots:
     """Pools of states, [layers, slots, …] (slot 0 is SGLang's null slot; track slots come last),
-    and buffers [layers, slots, drafts, …]; passes play the last layer. `scatter`: what commits."""
+    and buffers [layers, slots, drafts, …]; passes use the last layer. `scatter`: the commit
+    function."""
 
     scatter, padding = "fused_mamba_state_scatter_with_mask", 0
 
@@ -112,14 +112,14 @@ class Snapshots:
             memory.keep("null-slot-written", words, kept[:1])
 
     def stored(self, state: torch.Tensor) -> torch.Tensor:
-        """A state as the kernel stores it, and back."""
+        """A state in the kernel's layout, and back."""
         return state.mT
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
         self.pool[1 + sequence] = self.stored(state).to(self.pool)
 
     def slots(self, sequences: Sequence[int]) -> torch.Tensor:
-        """Slots of these sequences; that of padding is -1."""
+        """Slots of these sequences; -1 for padding."""
         return self.memory.whole([1 + s if s >= 0 else -1 for s in sequences])
 
     def parents(self, rows: Rows) -> torch.Tensor | None:
@@ -138,7 +138,8 @@ class Snapshots:
     def commit(
         self, sequences: Sequence[int], counts: torch.Tensor, tracked: Sequence[torch.Tensor | None]
     ) -> None:
-        """The first rows of each sequence, padding too, remain; tracked: those of track slots."""
+        """Keep the first rows of each sequence, including padding; tracked: those of track
+        slots."""
         self.layers.fill(self.buffers, 3)
         scatter = getattr(self.package.module(SCATTER), self.scatter)
         both = [on_device(x) for x in (self.pools, self.buffers)]
@@ -154,7 +155,7 @@ class Snapshots:
         return self.tracks.state(sequence, self.pool)
 
     def kept(self, rows: Rows) -> dict[str, Any]:
-        """Where a verify pass keeps what its commit needs."""
+        """The buffers in which a verify pass stores what its commit needs."""
         return {
             "intermediate_states_buffer": self.buffer,
             "intermediate_state_indices": requests(self.memory, rows.sequences, self.shape),
@@ -175,8 +176,8 @@ class Snapshots:
 
 
 class Delta(Snapshots):
-    """fused_sigmoid_gating_delta_rule_update, as target_verify calls it; its grids for a GPU and
-    for other devices in turn."""
+    """fused_sigmoid_gating_delta_rule_update, as target_verify calls it, alternating between its
+    grids for a GPU and for other devices."""
 
     calls = 0
 
@@ -211,8 +212,8 @@ class Delta(Snapshots):
 
 
 class DeltaUpdate(Snapshots):
-    """fused_recurrent_gated_delta_rule_update, which copies a pool with far slots: of these what it
-    calls with one that may have any; gates computed before."""
+    """fused_recurrent_gated_delta_rule_update, which copies a pool with far slots: for these the
+    function that it calls, with any strides; gates computed before."""
 
     def run(self, rows: Rows, keep: bool) -> torch.Tensor:
         module = self.package.module(RECURRENT)
@@ -235,7 +236,7 @@ class DeltaUpdate(Snapshots):
 
 
 class Mamba2(Snapshots):
-    """selective_state_update with a buffer of intermediate states; sequences of one length."""
+    """selective_state_update with a buffer of intermediate states; sequences of equal length."""
 
     dtype = torch.float32
 

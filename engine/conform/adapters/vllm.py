@@ -1,5 +1,5 @@
-"""Triton kernels of vLLM: states of all drafted tokens in a paged pool, a row of the block table
-for each sequence, and the number of accepted tokens that says which column is read next."""
+"""Triton kernels of vLLM: states of all draft tokens in a paged pool, a block table row per
+sequence, and the number of accepted tokens, which gives the next column to read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _K3 = "vllm.models.kimi_k3.nvidia.ops"
 _UTILS = "vllm.v1.attention.backends.utils"
 _BUILDER = "vllm.v1.attention.backends.gdn_attn"
 _GDN = "vllm.model_executor.layers.mamba.gdn"
-_WINDOW = 3  # inputs that a convolution's window keeps
+_WINDOW = 3  # inputs in a convolution's window
 _K3_KDA = f"{_K3}.third_party.kda.fused_recurrent"
 
 
 class Paged:
-    """Pool, block table and accepted counts; block 0 is vLLM's null block. Of aligned blocks, each
-    of `size` tokens, a pass starts at the column that its last token is in (`begin`); `kept` states
-    of its rows follow there."""
+    """Pool, block table and accepted counts; block 0 is vLLM's null block. With aligned blocks of
+    `size` tokens, a pass starts at the column of its last token (`begin`), and `kept` states of its
+    rows follow there."""
 
     kept = 0  # 0: of all
 
@@ -46,7 +46,7 @@ class Paged:
         self.begin, self.computed = [0] * (n + 1), [1] * (n + 1)
 
     def stored(self, states: torch.Tensor) -> torch.Tensor:
-        """States [..., d_k, d_v] as they are stored, and back."""
+        """States [..., d_k, d_v] in their stored layout, and back."""
         return states.mT
 
     def load(self, sequence: int, state: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ class Paged:
 
     def aligned_to(self, rows: Rows) -> None:
         """Move the states of sequences to the columns where a pass of these rows starts, as the
-        engine does before it; columns that are done with become new ones."""
+        engine does before it; finished columns are renewed."""
         for s, m in zip(rows.sequences, rows.lengths, strict=True):
             if s < 0 or not self.aligned:
                 continue
@@ -75,7 +75,7 @@ class Paged:
             self.computed[sequence] += count
 
     def column(self, sequence: int) -> int:
-        """The column that the next pass reads."""
+        """The column read by the next pass."""
         return self.begin[sequence] + int(self.accepted[sequence]) - 1
 
     def state(self, sequence: int) -> torch.Tensor:
@@ -97,8 +97,8 @@ class Paged:
 
 
 class _Delta(Paged):
-    """fused_recurrent_gated_delta_rule, one gate per head; blocks and counts of a pass are
-    those of vLLM's GDNAttentionMetadataBuilder."""
+    """fused_recurrent_gated_delta_rule, one gate per head; blocks and counts of a pass come from
+    vLLM's GDNAttentionMetadataBuilder."""
 
     call, split = (f"{_FLA}.fused_recurrent", "fused_recurrent_gated_delta_rule"), True
 
@@ -124,8 +124,8 @@ class _Delta(Paged):
         self.builder = builder(spec, [], config, self.table.device)
 
     def verify(self, rows: Rows) -> torch.Tensor:
-        """A pass as the builder plans it; one row of a sequence that reads its first column may be
-        one for which the engine drafts nothing (-1), next to others."""
+        """A pass as the builder plans it; a single row of a sequence that reads its first column
+        may be one without drafts (-1), next to others."""
         self.aligned_to(rows)
         accepted = self.accepted[rows.sequences]
         each = zip(rows.lengths, accepted.tolist(), strict=True)
@@ -149,7 +149,7 @@ class _Delta(Paged):
         parts = "token_indx", "query_start_loc", "state_indices_tensor"
         for name, counts in (("spec", plan.num_accepted_tokens), ("non_spec", None)):
             at, starts, blocks = (getattr(plan, f"{name}_{part}") for part in parts)
-            if blocks is not None:  # those that fill a graph's batch have no rows
+            if blocks is not None:  # those that pad a graph's batch have no rows
                 tokens = slice(None) if at is None else at
                 blocks = blocks.view(-1, 1) if counts is None else blocks
                 o[tokens] = self.run(rows.at(tokens, starts), blocks, counts)
@@ -158,11 +158,11 @@ class _Delta(Paged):
     decode = as_a_pass
 
     def gates(self, rows: Rows) -> dict[str, Any]:
-        """The decay and beta of rows, as the kernel takes them."""
+        """The decay and beta of rows in the kernel's form."""
         return dict(zip(("g", "beta"), self.views(rows, "g", "beta"), strict=True))
 
     def views(self, rows: Rows, *names: str) -> list[torch.Tensor]:
-        """Inputs [1, tokens, …], side by side where the call takes them so."""
+        """Inputs [1, tokens, …], as views of one tensor if the call takes them so."""
         each = rows.beside(*names) if self.split else (rows.tensors[name] for name in names)
         return [t.unsqueeze(0) for t in each]
 
@@ -206,7 +206,7 @@ class _DeltaGates(_Delta):
 
 
 class _ChannelGates(_Delta):
-    """fused_recurrent_kda_fwd, one gate per channel: the function around it takes no counts."""
+    """fused_recurrent_kda_fwd, one gate per channel: its wrapper takes no counts."""
 
     call, split = (f"{_FLA}.kda", "fused_recurrent_kda_fwd"), False
 
@@ -233,7 +233,7 @@ class _K3Gates(_Delta):
 
 class _Recovered(_K3Gates):
     """kda_recoverssm_verify writes corrections, keys and gates to a log; the commit applies those
-    of the accepted rows to the only state of a sequence."""
+    of the accepted rows to the single state of a sequence."""
 
     kept = 1
 
@@ -241,7 +241,7 @@ class _Recovered(_K3Gates):
         Paged.__init__(self, shape, memory, package)
         self.module = package.module(f"{_K3}.recoverssm")
         n, size = self.layers.n, (shape.n_heads, shape.n_tokens)
-        logs = n, shape.n_sequences + 2, *size  # two of padding
+        logs = n, shape.n_sequences + 2, *size  # two for padding
         self.logs = memory.empty(*logs, shape.d_v), memory.empty(*logs, 2 * shape.d_k)
         self.windows = memory.zeros(n, self.pool.shape[0], _WINDOW + size[1] - 1, size[0])
         self.crossed: dict[int, tuple[int, int]] = {}
@@ -321,10 +321,11 @@ class _Recovered(_K3Gates):
         self.layers.check(self.windows, 3)
 
     def _check_windows(self, before: torch.Tensor, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Note what the commit must make of windows: of a block, for another one, after rows."""
+        """Record what the commit must make of windows: of a block, for another one, after a number
+        of rows."""
         of = {target: (source, rows) for source, target, rows in moves}
         for block, window in enumerate(self.windows[-1]):
-            source, rows = of.get(block, (block, 1))  # or as it is
+            source, rows = of.get(block, (block, 1))  # or unchanged
 
             def moved(more: int, source: int = source, rows: int = rows) -> torch.Tensor:
                 first = max(0, rows - 1 + more)
@@ -338,7 +339,7 @@ class _Recovered(_K3Gates):
             self.memory.keep(*where, window, moved(0), others)
 
     def tracked(self, sequence: int) -> tuple[int, torch.Tensor] | None:
-        """The state at the boundary of blocks that the last pass crossed, and after which row."""
+        """The state at the block boundary that the last pass crossed, and the row it follows."""
         rows, block = self.crossed.get(sequence, (0, 0))
         return (rows, self.pool[block].float().transpose(-1, -2)) if rows else None
 
@@ -363,7 +364,7 @@ class _Mamba2(Paged):
 
 
 class _Conv:
-    """causal_conv1d_update: one window that is longer by the drafts, read from accepted - 1 on."""
+    """causal_conv1d_update: one window, longer by the drafts, read from accepted - 1 on."""
 
     def __init__(self, shape: Shape, memory: Memory, package: Package) -> None:
         self.shape, self.memory, self.package = shape, memory, package
@@ -399,8 +400,9 @@ class _Conv:
 
 
 class _Chunked(Prompts):
-    """chunk_gated_delta_rule_fwd, or chunk_kda_fwd and the one that has its gates inside in turn
-    (with a lower bound that one alone): a prompt in chunks; its states are [heads, d_v, d_k]."""
+    """chunk_gated_delta_rule_fwd, or alternating chunk_kda_fwd and the one that makes its gates
+    inside (with a lower bound only the latter): a prompt in chunks; its states are [heads, d_v,
+    d_k]."""
 
     calls = 0
 
@@ -453,7 +455,7 @@ ENGINE = Engine(
             "fused_sigmoid_gating_delta_rule_update", ("gdn",), _DeltaGates, padding=True,
             extras=("aligned blocks", _FAR),
         ),
-        Kernel(  # it reads gates without a mask: of a head of 48, those of the next one too
+        Kernel(  # it reads gates unmasked: for a head of 48, those of the next one, too
             "fused_recurrent_kda", ("kda",), _ChannelGates, grouped=False, square=True,
             padding=True, powers=True, extras=(_FAR,),
         ),
