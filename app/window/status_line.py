@@ -85,7 +85,7 @@ class StatusLine(QStatusBar):
         self._model.say(" · ".join(filter(None, self.texts.values())))
 
     def set_vs_plain(self, ratio: PlainRatio | None) -> None:
-        """Set the speed-up over plain decoding; hidden if it was not measured."""
+        """Set the speed-up over plain decoding; None: not measured, hidden."""
         chip = self.chips["vs_plain"]
         chip.set_text(NOT_OBSERVED if ratio is None else ratio.range_text)
         chip.setVisible(ratio is not None and not self.progress_shown)
