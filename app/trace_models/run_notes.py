@@ -77,13 +77,11 @@ def prompt_text(run: RunRef) -> str:
 
 
 def sent(facts: RunFacts, seq_id: int = 0) -> tuple[str, str]:
-    """The same for a request to another engine, and the text of its reply. Only this request is
-    read: a panel shows one of thousands."""
-    one = RunFacts(requests=(facts.get("requests") or [])[seq_id : seq_id + 1])
-    for request in one.requests or ():
-        said = request.prompt or "".join(map(content_of, request.messages[-1:]))
-        return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT], request.text
-    return "", ""
+    """The beginning of a prompt sent to another engine, on one line, and the reply; empty if unknown."""
+    if (request := facts.request(seq_id)) is None:
+        return "", ""
+    said = request.prompt or "".join(map(content_of, request.messages[-1:]))
+    return " ".join(said[: 4 * _LONGEST_PROMPT].split())[:_LONGEST_PROMPT], request.text
 
 
 def reply_texts(facts: RunFacts) -> dict[int, str]:

@@ -456,6 +456,12 @@ class RunFacts(dict[str, Any]):
         """These facts as JSON values; None for missing ones."""
         return {name: self.get(name) for name in names}
 
+    def request(self, index: int) -> RequestFacts | None:
+        """One of `requests`, without reading the others; None if there is none."""
+        all_of_them = self.get("requests")
+        one = all_of_them[index : index + 1] if isinstance(all_of_them, list) else []
+        return next(iter(RunFacts(requests=one).requests or ()), None)
+
     def add_to(self, name: str, *entries: Mapping[str, Any]) -> None:
         """Append entries to a list fact, which may not exist yet."""
         self.setdefault(name, []).extend(entries)

@@ -150,7 +150,7 @@ def test_a_grammar_is_chosen_in_a_dialog_and_labels_say_what_fields_do(
     qtbot.addWidget(panel)
     field = panel.sampling["grammar_file"]
     monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_a, **_k: ("/x/a.lark", ""))
-    (browse,) = [action for action in field.actions() if action.toolTip() == "Browse…"]
+    (browse,) = [action for action in field.actions() if action.toolTip() == "Browse… (Alt+Down)"]
     browse.trigger()
     assert panel.options().sampler.grammar_file == "/x/a.lark"
     label = panel.sampling._form.labelForField(field)
