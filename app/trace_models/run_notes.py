@@ -77,7 +77,7 @@ def prompt_text(run: RunRef) -> str:
 
 
 def sent(facts: RunFacts, seq_id: int = 0) -> tuple[str, str]:
-    """The beginning of a prompt sent to another engine, on one line, and the reply; empty if unknown."""
+    """The beginning of a prompt sent to another engine, on one line, and its reply; or empty."""
     if (request := facts.request(seq_id)) is None:
         return "", ""
     said = request.prompt or "".join(map(content_of, request.messages[-1:]))

@@ -139,8 +139,8 @@ class Situation:
                     yield "other-sequence", f"a state of sequence {other}", state
 
     def _logged(self, also: Sequence[Row] = ()) -> Iterator[tuple[int, list[Row]]]:
-        """For each of the last commits, the rows that a log started after it holds, and these rows of
-        the pass."""
+        """For each of the last commits, the rows of a log started after it, and these of the
+        pass."""
         taken, first = self.reference.tokens[self.sequence], True
         last = len(self.reference.committed[self.sequence]) - (1 if also else 2)
         for kept in range(last, max(-1, last - _MOST_COMMITS), -1):

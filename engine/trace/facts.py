@@ -53,8 +53,7 @@ class FidelityFacts(Struct, frozen=True):
 
 class GateFacts(Struct, frozen=True):
     """The llama.cpp check that a lane belongs to, and its outcome (engine.compare.rollback_check).
-    settings: options other than the defaults; before: the outcome in the baseline, empty without
-    one."""
+    settings: options other than the defaults; before: the baseline's outcome, or empty."""
 
     scenario: str
     policy: str
@@ -136,8 +135,7 @@ class TurnFacts(Struct, frozen=True):
 
 class ForkOrigin(Struct, frozen=True):
     """The run that a fork continues, and where (engine.fork). rebuilt: how its state was rebuilt.
-    token: replaces the newest token of sequence seq_id. n_kept: tokens of seq_id kept from the
-    round before, None = all."""
+    token: replaces seq_id's newest one. n_kept: its tokens kept of the round before, None = all."""
 
     parent: Count
     round: Count
@@ -457,10 +455,9 @@ class RunFacts(dict[str, Any]):
         return {name: self.get(name) for name in names}
 
     def request(self, index: int) -> RequestFacts | None:
-        """One of `requests`, without reading the others; None if there is none."""
-        all_of_them = self.get("requests")
-        one = all_of_them[index : index + 1] if isinstance(all_of_them, list) else []
-        return next(iter(RunFacts(requests=one).requests or ()), None)
+        """One of `requests`, without reading the others."""
+        one = every[index : index + 1] if isinstance(every := self.get("requests"), list) else []
+        return next(iter(read_or(list[RequestFacts], one, [])), None)
 
     def add_to(self, name: str, *entries: Mapping[str, Any]) -> None:
         """Append entries to a list fact, which may not exist yet."""
@@ -489,8 +486,7 @@ for _name, _hint in _HINTS.items():
 
 
 def recorded_options(value: Any) -> RunOptions | None:
-    """Options from a file, without checks; missing or unreadable ones have their defaults. None if
-    the value is not an object."""
+    """Options as recorded, unchecked; unreadable ones have their defaults. None: not an object."""
     options: RunOptions | None = read_or(RunOptions, value, None)
     return options
 
