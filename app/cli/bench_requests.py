@@ -46,7 +46,7 @@ REPEATED: dict[str, Any] = {
     "repetitions": _repeat,
     "repeat": REPEAT,
 }
-"""Names used in the pages of measurements."""
+"""Values for the names in the pages of measurements; see `declare`."""
 
 
 def declare_requests(parser: argparse.ArgumentParser, module: str, **given: Any) -> None:
@@ -139,7 +139,7 @@ def report_of(
 
 
 def progress(done: int, total: int, what: str) -> None:
-    """Print on stderr how many requests are done, and the last result."""
+    """Print on stderr how many of `total` steps are done, and a note."""
     tell(f"[{done:>{len(str(total))}}/{total}] {what}", "")
 
 

@@ -77,7 +77,7 @@ def _folder_and_file(out: Path | None) -> tuple[Path | None, Path | None]:
 
 
 def _measure(suite: PromptSuite, writer: SuiteWriter | None) -> None:
-    """Measure the rest of the suite, writing each request at once."""
+    """Measure the rest of the suite, writing each result as soon as it is measured."""
     n_done, n_all = len(suite.measured), suite.n_requests
     if n_done:
         tell(f"{n_done} of {n_all} requests have results already")

@@ -74,9 +74,7 @@ class ErrorCatcher:
         threading.excepthook = self._uncaught_in_thread
         sys.unraisablehook = self._unraisable
         self._qt_handler = qInstallMessageHandler(_log_qt_message)
-        self._crash_lock = hold(
-            self._crash_path
-        )  # first: a note without a lock belongs to a dead process
+        self._crash_lock = hold(self._crash_path)  # first: a note without a lock has no process
         try:
             self._crash_file = self._crash_path.open("w", encoding="utf-8")
         except OSError as error:

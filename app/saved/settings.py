@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class _SettingKey(Generic[_T]):
-    """A value in the file. read: converts it, with a default for invalid values; write: converts
+    """A value under a key of the file. read: converts it, with a default for invalid values; write: converts
     back."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Settings:
         return _bytes(self.store.value(f"layouts/{name}"))
 
     def set_layout(self, name: str, layout: QByteArray) -> None:
-        """Save the dock positions of a layout, which is the current one."""
+        """Save the dock positions of a layout and make it the current one."""
         self.layout_name = name
         self.store.setValue(f"layouts/{name}", layout)
 
