@@ -73,9 +73,7 @@ class _Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        if (
-            action.type is not None and "" in arg_strings
-        ):  # an empty path would be the current folder
+        if action.type is not None and "" in arg_strings:  # as a path, the current folder
             raise argparse.ArgumentError(action, "its value is empty")
         if action.option_strings and action.nargs is None and arg_strings == ["--"]:
             value = self._get_value(action, "--")

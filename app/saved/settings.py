@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 class _SettingKey(Generic[_T]):
-    """A value under a key of the file. read: converts it, with a default for invalid values; write: converts
+    """A value under a key. read: converts it, with a default for invalid values; write: converts
     back."""
 
     def __init__(

@@ -51,9 +51,7 @@ def count_runs(runs: Iterable[RunRef]) -> int:
 
 def note(run: RunRef, **changes: Any) -> None:
     """Change notes of a run."""
-    run.facts.library = replace(
-        notes_of(run.facts), **changes
-    )  # replaced as a whole: other threads may read it
+    run.facts.library = replace(notes_of(run.facts), **changes)  # other threads may read the old
 
 
 def describe_prompt(run: RunRef) -> None:

@@ -88,9 +88,7 @@ class EmptyState(Fitting, QWidget):
         self.fit()
 
     def _button(self, action: QAction) -> QPushButton:
-        button = QPushButton(
-            action.text().replace("&", "")
-        )  # the same shortcut twice would disable it
+        button = QPushButton(action.text().replace("&", ""))  # a shortcut used twice is disabled
         button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         button.clicked.connect(lambda: self._trigger(action, button))
         action.changed.connect(partial(_follow, button, action))

@@ -131,9 +131,7 @@ class PlotSurface(pg.PlotWidget):
     def _label_axes(self) -> None:
         for side, (name, role) in self._names.items():
             label = name, self._theme.color(role).name()
-            if (
-                self._labels.get(side) != label
-            ):  # pyqtgraph would redo the layout for an equal label
+            if self._labels.get(side) != label:  # pyqtgraph lays out again for an equal one, too
                 self._labels[side] = label
                 self.getPlotItem().getAxis(side).setLabel(name, color=label[1])
 

@@ -363,9 +363,7 @@ def serve(api: Callable[[], Any]) -> None:
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of the library is not a reply
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # the parent handles Ctrl-C and closes this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes this
     if sys.platform == "linux":  # also during a call that never ends
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     commands: LlamaCommands | None = None

@@ -231,9 +231,7 @@ def _change(counts: DraftCounts, order: np.ndarray, n_looks: int = 1) -> tuple[i
         or fisher_less(k_after, n_after, k_before, n_before) > _STRICT / (len(n) * n_looks)
     ):
         return 0, 0.0
-    if (
-        counts.is_by_round
-    ):  # the same sequences must have done well before, not others on easier text
+    if counts.is_by_round:  # the same sequences must have done well before, not others
         rows = order[: split + 1]
         rows = rows[np.isin(counts.seq[rows], counts.seq[order[split + 1 :]])]
         if counts.first[rows].sum() < 0.2 * len(rows) or len(rows) < LEAST // 2:

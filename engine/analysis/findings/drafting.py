@@ -126,9 +126,8 @@ def _p_min_is_low(run: ExaminedRun) -> str:
     sure = np.where(np.isnan(head), tokens["draft_p"], head)
     drafted = (right | judged | tokens.is_text("kind", "ignored")) & ~np.isnan(sure)
     looked_up = run.rounds.is_text("drafter", *(set(DRAFTERS) - set(model_drafters())))
-    drafted &= ~np.isin(
-        round_keys(tokens), round_keys(run.rounds)[looked_up]
-    )  # p_min does not apply to it
+    # p_min does not apply to it
+    drafted &= ~np.isin(round_keys(tokens), round_keys(run.rounds)[looked_up])
     headless = run.rounds.is_text("drafter", "draft-dspark")
     drafted &= ~(np.isnan(head) & np.isin(round_keys(tokens), round_keys(run.rounds)[headless]))
     unsure = drafted & (sure < _UNSURE)

@@ -150,9 +150,7 @@ def _impossible(run: ExaminedRun) -> np.ndarray:
     kinds = set(EMITTED_KINDS) - ({"accepted"} if run.facts.synthetic else set())
     known = tokens.is_text("kind", *kinds) & observed(tokens["target_rank"])
     known &= ~np.isnan(tokens["target_p"])  # a rank among numbers
-    if (
-        run.option("replay") == "verify"
-    ):  # chosen from a replay's logits, while the first ones are recorded
+    if run.option("replay") == "verify":  # chosen by a replay's logits, not the recorded ones
         replayed = run.rounds["round"][run.rounds["replay_index"] > 0]
         known &= ~np.isin(tokens["round"], replayed)
     for place in RunRef(run.trace, run.run_id).forced:

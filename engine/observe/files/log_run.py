@@ -189,9 +189,7 @@ def _steps(
             n, m, k, _ = before or (0, 0, 0, "")
             drafts, tokens = drafts + now[0] - n, tokens + now[1] - m
             confirmed += now[2] - k
-        if (
-            is_first and len(server.requests) == 1
-        ):  # drafters may draft tokens that are dropped later
+        if is_first and len(server.requests) == 1:  # drafters may draft tokens dropped later
             found.check(
                 confirmed == accepted and tokens >= (request.drafted or 0),
                 ("draft acceptance", "statistics"),

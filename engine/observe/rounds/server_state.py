@@ -155,9 +155,7 @@ class ServerState:
             one = slot.round
             if n_missing and one.first_n is None:
                 n_missing -= not before  # the prompt's
-                for other in islice(
-                    reversed(request.rounds), 1, None
-                ):  # some of which may be missing
+                for other in islice(reversed(request.rounds), 1, None):  # some may be missing
                     n_missing -= other.accepted + 1 + other.restored - len(other.tokens)
                     if other.tokens:
                         break
@@ -177,9 +175,7 @@ class ServerState:
         """The speed of a request so far."""
         _, us, _ = said
         speeds = slot.request.speeds
-        if (
-            len(speeds) >= _MOST_SPEEDS
-        ):  # of a long answer every second entry, then every fourth, and so on
+        if len(speeds) >= _MOST_SPEEDS:  # of a long answer every second, then every fourth, …
             del speeds[1::2]
         speeds.append((None if us is None else us / 1e3, n, speed, recent))
 

@@ -276,9 +276,7 @@ def _values(
                 start, end = at, stop
             else:
                 left.add(number, line)
-                members = (
-                    {} if line[-1] == "{" else members
-                )  # what follows belongs to another value
+                members = {} if line[-1] == "{" else members  # followed by another value's
                 at = stop
                 continue
         try:
