@@ -197,7 +197,7 @@ class FieldBlock:
         opening, closing = quotes[0::2], quotes[1::2]
         fields = np.searchsorted(starts, opening, side="right") - 1
         begins = starts[fields] == opening
-        again = np.append(closing[:-1] + 1 == opening[1:], False)  # doubled inside a field
+        again = np.append(closing[:-1] + 1 == opening[1:], False)  # "" in a field
         is_good = begins | np.insert(again[:-1], 0, False)
         is_good &= (closing + 1 == ends[fields]) | again
         if not is_good.all():

@@ -276,7 +276,7 @@ def _values(
                 start, end = at, stop
             else:
                 left.add(number, line)
-                members = {} if line[-1] == "{" else members  # followed by another value's
+                members = {} if line[-1] == "{" else members  # of another value
                 at = stop
                 continue
         try:
