@@ -163,8 +163,8 @@ class FindingsView(QStackedWidget):
         self._share_out()
 
     def _share_out(self) -> None:
-        """Distribute the width without measuring cells again, which is slow and does not change on
-        a resize."""
+        """Distribute the width without measuring cells again: that is slow, and a resize does not
+        change them."""
         table, character = self.table, self.fontMetrics().averageCharWidth()
         lane, message = self.model.column_of("lane"), self.model.column_of("message")
         if not table.isColumnHidden(lane):

@@ -71,7 +71,7 @@ class TurnCard(QFrame):
         self.said.setStyleSheet(f"background: {tint}; padding: 4px; border-radius: 3px;")
 
     def _lay_out(self) -> None:
-        # as narrow as its panel: long words wrap
+        # as narrow as its panel: long text wraps
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         which = self.title, self.earlier, self.place, self.later
         top = hbox(*which, 1, self.edit, self.branch, self.run, spacing=4)
@@ -149,7 +149,7 @@ _NEAR = 5
 
 class CheckpointStrip(TipWidget):
     """The prompt of one turn from left to right: reused, processed again (hatched), new; above it a
-    mark for each checkpoint kept, filled if it was used; below it a cross for each miss."""
+    mark for each checkpoint kept, filled if it was used; below it a cross for the latest miss."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ class DivergenceView(QWidget):
         return f"Lane {lanes.sentence(self._run_id)}"
 
     def show_triage(self, verdict: str, reason: str) -> None:
-        """Show where two overlaid runs differ first, if no lanes do; empty: they do not."""
+        """In place of lanes, show the verdict on two overlaid runs' texts; empty: none yet."""
         self._empty.say(f"Two runs: {verdict}" if verdict else "", reason)
 
     # -- the trace -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The lanes of a comparison as cards: name, settings, verdict and cost; one of them is chosen."""
+"""The lanes of a comparison as cards: line, settings, verdict and cost; one of them is chosen."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class LaneCard(QAbstractButton):
         return self.fontMetrics().horizontalAdvance(self.work_text) <= width - 2 * _PAD
 
     def verdict_in(self, width: int) -> str:
-        """The verdict for a card of this width, without the lane's name if that is too long."""
+        """The verdict for a card of this width, without "bound" if the name needs the room."""
         text = "" if self.verdict is None else verdict_text(self.verdict)[0]
         font = self.font()
         font.setBold(True)

@@ -192,7 +192,7 @@ class PositionDetail(ColumnTable):
         if rows != self.rows or names != known:
             titles = enumerate(name.replace(",", "\n", 1) for name in names)
             self.show_rows(rows, [TableColumn(str(i), title, names[i]) for i, title in titles])
-            if names != known and rows:  # keeps the header's height over a reset
+            if names != known and rows:  # a header keeps its old height over a reset
                 self.headerDataChanged.emit(Qt.Orientation.Horizontal, 0, len(names) - 1)
 
     def headerData(

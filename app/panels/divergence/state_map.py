@@ -140,8 +140,8 @@ class StateMap(RoundPlot):
         self._errors = lanes.states(run_id, self._part)
 
     def _paint(self) -> None:
-        """An image with one column per position in sight or, if those are fewer, per pixel column,
-        with the worst error in it. Nothing is drawn between measurements."""
+        """An image with one column per position in sight or, if pixels are fewer, per pixel, with
+        the worst error in it. Nothing is drawn between measurements."""
         if self.is_empty:
             return
         left, right = self.x_range

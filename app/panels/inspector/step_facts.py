@@ -286,7 +286,7 @@ class Step:
         return (self.seq_id, self.round) == (position.seq_id, position.round)
 
     def text(self, token_id: int) -> str:
-        """A token as one readable line; in white space each character has a mark."""
+        """A token as one readable line; white space alone is described in words."""
         return line_text(self.store.pieces.get(token_id, b""), token_id)
 
     def text_of(self, token: TraceRow) -> str:

@@ -122,7 +122,7 @@ class GateForm(QWidget):
             wanted = dict.fromkeys((*self._kept, self.options()))
         except OptionError:
             self.set_open(True)
-            return  # show the error
+            return  # the error is shown
         self.set_open(False)
         self.asked.emit(tuple(wanted))
 

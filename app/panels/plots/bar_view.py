@@ -168,7 +168,7 @@ def overlay_line(
     plot: PlotSurface, role: str, dashes: Sequence[float], *, cased: bool = True
 ) -> pg.PlotCurveItem:
     """A line of another run, above bars and below the cursor. cased: with an outline against the
-    bars below it, which would hide other lines."""
+    bars below it; the outline would hide lines below it."""
     line = plot.put(pg.PlotCurveItem(), role, dashes=dashes, casing=_CASING * cased)
     line.setZValue(_ABOVE_BARS)
     return line

@@ -34,7 +34,7 @@ _BY_WEIGHT = np.array(
 lost."""
 _WEIGHT_OF = np.argsort(_BY_WEIGHT).astype(np.uint8)
 _MARKED = {"pending": "o", "stale": "x"}
-"""States with a mark in the cell, in addition to colour. The live state is always slot 0."""
+"""States with a mark in the cell, in addition to colour; the live state has none."""
 _MARK_PIXELS = 6
 _LEAST_MARK_PIXELS = 3
 """Marks shrink to this in small cells; in smaller ones only colour is left."""
@@ -302,7 +302,7 @@ _SIGN_PIXELS = 8
 
 class KvCellsView(BarView):
     """Bars of cells in use after each round, all sequences together, duplicates on top; a triangle
-    if there are any, however few."""
+    wherever there are any, however few."""
 
     name, y_label = "KV cells", "cells"
     about = "Shows how many attention cells the sequences use. Press Run (F5)."

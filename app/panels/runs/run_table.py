@@ -251,7 +251,7 @@ class RunTable(ColumnTable):
         self.refresh()
 
     def _traces(self) -> Sequence[ModelRuns]:
-        """The traces to list: those of the session, or another one that is on show."""
+        """The traces to list: those that were set, or another one that is on show alone."""
         shown = self.shown
         if shown is None or any(runs.store is shown.store for runs in self._recorded):
             return self._recorded

@@ -116,8 +116,7 @@ class TokenArea(TokenScroll):
             self.viewport().update()
 
     def copy_text(self) -> str:
-        """The selected text, or all emitted text; rejected tokens only if nothing else is
-        selected."""
+        """The selected text, or all emitted text; ghosts only if nothing else is selected."""
         if self.stream is None:
             return ""
         start, stop = self.selection
@@ -308,7 +307,7 @@ class TokenArea(TokenScroll):
         return super().viewportEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Keep the outlined token of a finished run in sight."""
+        """Keep the outlined token of a finished run in sight, if it was."""
         stays = (
             self.stream is not None
             and self.stream.run.ended

@@ -270,7 +270,7 @@ class _Columns:
         return self._of_round
 
     def _text(self, text: str) -> np.ndarray:
-        """Tokens where the text begins, ignoring case if it has no capital; a rejected token must
+        """Tokens where the text begins, ignoring case if it has no capital; a ghost must
         contain all of it."""
         found = np.zeros(self._n, bool)
         wanted = text.encode()

@@ -1,5 +1,5 @@
 """The Drafter panel: the quality of the drafters of the run on show: calibration of their
-confidence, survival by index, the target's rank of rejected drafts, and the gain of draft trees."""
+confidence, survival by index, rank of the right token at rejections, gain of draft trees."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class SurvivalChart(RateChart):
         return box
 
     def _rates(self) -> list[tuple[int, float]]:
-        """The judged indices, and how many drafts reached each."""
+        """The judged indices, each with its rate."""
         rates = self._shown.rate
         return list(enumerate(rates[np.isfinite(rates)].tolist()))
 

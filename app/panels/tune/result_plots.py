@@ -80,7 +80,7 @@ def front(x: ResultColumn, y: ResultColumn) -> np.ndarray:
 
 
 def _n_values(column: ResultColumn | None) -> int:
-    """Number of different values."""
+    """Number of different values, not counting rows without one."""
     if column is None:
         return 0
     values = column.values
@@ -105,7 +105,7 @@ def _axis(column: ResultColumn) -> tuple[tuple[str, ...], np.ndarray]:
         edges = np.linspace(found[0], found[-1], MOST_CELLS + 1)
         at = np.searchsorted(edges[:-1], column.values[known], "right") - 1
         labels = [f"≥ {significant(edge)}" for edge in edges[:-1].tolist()]
-    if not known.all():  # drafts of length 0 are plain decoding's
+    if not known.all():  # such as plain decoding, without a draft length
         labels, at = ["–", *labels], at + 1
     place = np.zeros(len(column.values), np.int64)
     place[known] = at

@@ -37,7 +37,7 @@ _MAP_CHARACTERS = 110
 _WRAPPED_FROM = 26
 """Height in lines from which there is room for the whole note."""
 _SPACING = 3
-"""Spacing of a choice that is elided."""
+"""Pixels between the map and the texts below it."""
 _STAR = "★ frame: highest estimate · "
 _HINT = "dashed: setting of this run · point at a cell for its figures"
 _CLICK = " · click: put it into Run settings"
@@ -82,7 +82,7 @@ class TuneView(WholeRunView):
         self.grid.chosen.connect(self._choose)
         self.readout, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
         self.quality = DrafterQuality(theme)
-        self.quality.hide()  # until there is room for it, it does not request data
+        self.quality.hide()  # until there is room for it, which it does not ask for
         self.quality.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self._lay_out()
 
