@@ -145,7 +145,7 @@ class Rows:
         return Rows(range(len(starts) - 1), starts.diff().tolist(), tensors)
 
 
-_RARE, _LARGE = 0.25, 30.0  # large inputs: one in how many, and their size
+_RARE, _LARGE = 0.25, 30.0  # large inputs: their share, and their size
 WEIGHTS = ("A_log", "A", "D", "dt_bias", "lower_bound", "weight", "bias")  # tensors that rows share
 _FUNCTIONS = ("silu", "sigmoid", "softplus", "tanh", "relu", "gelu", "mish", "elu", "hardswish")
 

@@ -71,7 +71,7 @@ class Situation:
         """Wrong initial states: cause, sentence, state."""
         each, again = tee(self._carries() if self.earlier else self._starts())
         for cause, sentence, state in each:
-            if not same(state, [self.start], bound / 4):  # as a log may leave it row by row
+            if not same(state, [self.start], bound / 4):  # as one row of a log may leave it
                 yield cause, sentence, state
         if self.kernel.chunk:
             after = self._played(self.start, self.whole)[1][-1]

@@ -289,7 +289,7 @@ def advanced(shape: Shape, seen: torch.Tensor, wanted: torch.Tensor, bound: floa
 
 
 def tile(seen: torch.Tensor, wanted: torch.Tensor, bound: float) -> bool:
-    """Whether only a range of the last dimension is wrong, even slightly."""
+    """Whether a range of the last dimension is wrong, and no other columns are, even slightly."""
     error = (seen - wanted).abs().flatten(0, -2).amax(0)
     columns = (error > bound * max(1.0, float(wanted.abs().max()))).nonzero().flatten()
     n, rest = len(columns), error.sort().values[: len(error) - len(columns)]

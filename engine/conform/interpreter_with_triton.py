@@ -153,7 +153,7 @@ def mend() -> None:
     Triton 3.7 stores bfloat16 as 16-bit integers, truncates where a GPU rounds to nearest, and
     `tl.dot` multiplies the integers. Whenever a kernel calls another function, it searches all of
     triton.language for functions to patch, and patches them again: milliseconds, and most of a
-    kernel's time. It computes integer overflow, which only its debugging reads.
+    kernel's time. It checks integer overflow, which only its debugging reads.
     """
     multiply, replace = InterpreterBuilder.create_dot, interpreter._patch_lang
     if multiply.__module__ == __name__:

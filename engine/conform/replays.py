@@ -41,7 +41,7 @@ _ROUNDS = {"rounds": 6, "drift": 12}
 _ROUNDS_ON_DEVICE = {"rounds": 60, "drift": 1000}
 _MOST_SHRINK = 12000  # Player.work
 _MANY = 50  # sequences: above 48, from which some kernels take other blocks
-_ROWS = 6  # sequences: above 48 some kernels use other blocks
+_ROWS = 6  # of a pass that shows which of its rows are wrong
 # Causes that may be those of a wrong count, or of another sequence's
 _COUNTED = (
     "stale-column",

@@ -34,10 +34,10 @@ COST = "cost"
 _RECURRENCES: tuple[Recurrence, ...] = ("gdn", "kda", "mamba2", "conv")
 _MOST_START_S, _MOST_END_S = 300.0, 10.0
 _MOST_ASLEEP = 5  # times a check's limit in which it may compute nothing
-_MOST_BUSY = 30  # multiple of a check's limit in which it may compute nothing
+_MOST_BUSY = 30  # times a check's limit that it may take if others use the processor
 _POLL_S = 0.5
 _Job = tuple[str, Recurrence, tuple[str, ...], str]  # kernel, checks, and device
-_TOO_LONG = getattr(signal, "SIGPROF", 0)  # kernel, recurrence, checks, and device
+_TOO_LONG = getattr(signal, "SIGPROF", 0)  # ends a process that computes too long; 0: cannot
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 the most wrong one is tried first, and drafts from the first wrong one on of which a mistake must
 give a part before it is tried on all."""
 _SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 40.0, 15.0, 0.45, 0.25
-"""CPU seconds for trying mistakes in parts, and if drafts are so few that only one that gives all
+"""CPU seconds for trying mistakes in parts, and if so few are wrong that only one that gives all
 of them counts; the share of them for scoped ones, and the least for two mistakes at once. Drafts of
 a large model are slow."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9

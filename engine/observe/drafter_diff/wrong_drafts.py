@@ -27,7 +27,7 @@ from engine.sampling.distribution import softmax
 
 Ranks = dict[int, list[tuple[int, float]]]
 """By round, for each drafted token: how many right candidates are better, 0 if none is within
-rounding, and the lead of the best over the second, relative to the tenth."""
+rounding, and the lead of the best over the second, relative to the tenth's distance."""
 _AS_CLEAR, _NEAR = 0.6, 0.9
 """Evidence that wrong tokens are chosen, not computed, wrongly: the lead of the best candidate over
 the second, relative to that of right drafts; share of them among the best."""
@@ -37,7 +37,7 @@ wrong all the same; least distance of a factor of logits from 1; greatest probab
 drafts are in some rounds or tokens alone by chance, for these to be named."""
 
 TIE, EXACT_TIE = (0.05, 0.5), (0.005, 0.05)
-"""How far below the best logit a draft may be by rounding: relative to the tenth, and absolute;
+"""How far below the best logit a draft may be by rounding: relative to the tenth's, and absolute;
 less for runs of this engine in modes that round alike."""
 SHARES_TIE, SHARES_EXACT = 0.02, 0.003
 """Greatest difference of two probabilities within rounding."""
