@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -283,6 +284,13 @@ class Recorder:
         self.resume()
         if self._files:
             self._files.note(self.facts, None, self._closed[0])
+
+    def let_go(self) -> None:
+        """Write the rows held back, or drop them where a device that has failed is asked for what
+        they need."""
+        with suppress(RuntimeError):
+            self._write()
+        self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
 
     def _write(self) -> None:
         n_before, n_passes = self._n_ubatches, len(self._passes) // len(_PASS)
