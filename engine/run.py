@@ -84,7 +84,8 @@ class Run:
                 self._cached = self._memories = None  # how far the round came is unknown
                 self._scheduler.note_failure(error)
                 if is_lost := isinstance(error, DeviceLostError):  # its memory cannot be cleared
-                    self._scheduler.let_go()
+                    with suppress(RuntimeError):  # nor can rows that wait for it be written
+                        self._scheduler.close()
                 with suppress(RuntimeError) if is_lost else nullcontext():
                     self.stop()
                 if isinstance(error, NonFiniteError):

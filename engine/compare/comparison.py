@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +161,8 @@ class Comparison:
             except BaseException as error:
                 if isinstance(error, DeviceLostError):
                     for lane in self._lanes:
-                        lane.let_go()
+                        with suppress(RuntimeError):  # rows that wait for it cannot be written
+                            lane.settle()
                 self.stop()
                 if isinstance(error, NonFiniteError):
                     self._files.check()  # damaged weights explain it

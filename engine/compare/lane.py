@@ -150,10 +150,6 @@ class Lane:
         """A sequence has ended."""
         raise NotImplementedError
 
-    def let_go(self) -> None:
-        """See Recorder.let_go."""
-        self._recorder.let_go()
-
     def settle(self) -> None:
         """Called after the last round; `end` follows once findings are recorded."""
         self._recorder.close()

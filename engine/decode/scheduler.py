@@ -205,11 +205,6 @@ class Scheduler:
         """Write the rows that were held back, at the end of the run."""
         self._recorder.close()
 
-    @inference_mode
-    def let_go(self) -> None:
-        """See Recorder.let_go."""
-        self._recorder.let_go()
-
     @property
     def bytes_waiting(self) -> int:
         """Bytes of logits kept for rows that are held back."""

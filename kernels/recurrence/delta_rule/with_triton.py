@@ -25,6 +25,7 @@ Products are plain f32. A token's bits do not depend on later tokens or on other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -47,19 +48,9 @@ def gated_delta_rule(
 
 
 def gated_delta_into(*inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor]) -> Tensor:
-    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
-        part = _part(inputs[:5], start, stop)
-        return run_chunks(part, state, slot, grouped=grouped, log=False)[0]
-
-    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
-        return run_recurrence(_part(inputs[:5], start, stop), state, slots, grouped=grouped)[0]
-
-    return run_into(inputs[2].shape[1], inputs[5], slots, chunks, steps)
-
-
-def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
-    q, k, v, g, beta = (x[:, start:stop] for x in inputs)
-    return q, k, v, g, beta
+    chunks = partial(run_chunks, grouped=grouped, log=False)
+    steps = partial(run_recurrence, grouped=grouped)
+    return run_into(inputs[:5], inputs[5], slots, chunks, steps)
 
 
 def gated_delta_slots(

@@ -18,6 +18,7 @@ Products are plain f32. A token's bits do not depend on later tokens or on other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -37,18 +38,8 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
-    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
-        return run_chunks(_part(inputs[:6], start, stop), state, slot, log=False)[0]
-
-    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
-        return run_recurrence(_part(inputs[:6], start, stop), state, slots)[0]
-
-    return run_into(inputs[0].shape[1], inputs[6], slots, chunks, steps)
-
-
-def _part(inputs: SsdInputs, start: int, stop: int) -> SsdInputs:
-    x, dt, g, B, C = (part[:, start:stop] for part in inputs[:5])
-    return x, dt, g, B, C, inputs[5]
+    chunks = partial(run_chunks, log=False)
+    return run_into(inputs[:6], inputs[6], slots, chunks, run_recurrence, (5,))
 
 
 def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = None) -> Tensor:
