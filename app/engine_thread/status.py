@@ -82,7 +82,7 @@ class EngineStatus(QObject):
         self.compute = ""
         """Compute mode of the current session, empty without one."""
         self.loaded_as: OpenRequest | None = None
-        """The mode that was requested."""
+        """The request that the current model was loaded with."""
         self.devices: dict[str, str] = {}
         """CUDA devices, by the values of --device, once torch is imported."""
         self.memory: DeviceMemory | None = None
