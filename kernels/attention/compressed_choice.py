@@ -1,5 +1,5 @@
-"""Which cells the queries of attention with compressed rows see: those of tokens in a window, and
-those whose tokens end a block, all of these or the ones that an indexer chooses (DeepSeek-V4)."""
+"""Which cells queries of attention with compressed rows see: those of tokens in a window, and those
+of tokens that end a block, all of them or the ones an indexer chooses (DeepSeek-V4)."""
 
 from __future__ import annotations
 

@@ -190,8 +190,8 @@ def _fp4(code: Code, addresses: Sequence[Value]) -> list[Value]:
 def _nvfp4(
     code: Code, blocks: Sequence[Value], parts: Sequence[Value | int]
 ) -> tuple[Sequence[Value], Value, Sequence[Value], None]:
-    """Of blocks of 64 a half each. A scale, of 16 neighbours, is a byte: four bits of exponent and
-    three others, as f16 has them, but for 127, which is 0."""
+    """Half of a block of 64 at each place. A scale is a byte for 16 neighbours: four bits of
+    exponent and three others, as in f16, except for 127, which is 0."""
     numbers = _fp4(code, [at + (part * 16 + 4) for at, part in zip(blocks, parts, strict=True)])
     pairs = [code.load(at + part * 2, I16) for at, part in zip(blocks, parts, strict=True)]
     scales = []
