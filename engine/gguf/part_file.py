@@ -352,8 +352,8 @@ class PrivateCopy:
             self._thread.start()
 
     def has(self, start: int, stop: int, seconds: float) -> bool | None:
-        """Whether these bytes are available; None if that is still open after these seconds. Bytes
-        that will never come, for example after an error, must be read by the caller."""
+        """Whether these bytes are available; None if undecided after these seconds. Bytes that will
+        never come, for example after an error, must be read by the caller."""
         if not any(first <= start and stop <= last for first, last in self._spans):
             return False
         with self._moved:

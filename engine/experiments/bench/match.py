@@ -4,9 +4,9 @@ Steps are repeated with and without speculation. All others are compared with th
 speculation, token by token, so that repeated faults are found too.
 
 Speculation is not the cause of a difference that the control has in the same step, nor of one at a
-near tie: there, batches as wide as a verified draft change the gap between the two tokens by more
-than its size, although nothing is drafted or rolled back (WidthControl). With the option
-batch_invariant this cannot happen, and every difference counts.
+near tie: there, the two logits are closer than batches as wide as a verified draft move them,
+although nothing is drafted or rolled back (WidthControl). With the option batch_invariant there are
+no such batches, and every difference counts.
 """
 
 from __future__ import annotations
