@@ -125,7 +125,8 @@ def rescored(
 def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
-    """Rescore those runs that allow it; a note says why others do not."""
+    """Rescore those runs that allow it; a note says why others do not. Raises NothingToRescoreError
+    if none does."""
     from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)

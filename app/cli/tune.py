@@ -46,7 +46,7 @@ _ASKED = ("n_predict", "seed", "ignore_eos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # without a seed the first prompts; a server is asked for more tokens
+    # seed and n_predict stay unset: no seed takes the first prompts, a server gets more tokens
     decoding = [
         replace(one, default=N_PREDICT) if one.field == "n_predict" else one
         for one in grouped(RunOptions, "decoding")
@@ -114,7 +114,7 @@ def _tune_server(args: argparse.Namespace) -> int:
 
 
 def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
-    """with_texts: whether texts with and without drafts must be equal."""
+    """Result lines. with_texts: say how many texts equal those without drafts."""
     width = max(map(len, found.screened))
     yield f"measured once, {found.n_predict} tokens a prompt:"
     for name, (speed, rate) in found.screened.items():

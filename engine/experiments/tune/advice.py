@@ -196,7 +196,7 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
 
 
 def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
-    """Pareto-optimal simulated settings of this engine, by speed and memory; memory for some
+    """Pareto-optimal simulated settings of this engine by speed and memory, the latter for several
     numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
