@@ -332,10 +332,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError if `written_whole` could not write a file; removes what it tried."""
+def check_writable(path: Path) -> Path | None:
+    """The file that `written_whole` would replace, None for a pipe or device. Raises OSError if it
+    could not; removes what it tried."""
     if _stream(path) is not None:
-        return
+        return None
     target = _target(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -344,6 +345,7 @@ def check_writable(path: Path) -> None:
         if not probe.exists():
             probe.touch(exist_ok=False)
             probe.unlink()
+    return target
 
 
 def _stream(path: Path) -> Path | int | None:

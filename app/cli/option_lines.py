@@ -31,6 +31,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -386,15 +387,16 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
-def check_output(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written, before any work is done.
+def check_output(path: Path, option: str) -> Path | None:
+    """Refuse a file that cannot be written, before any work is done; returns the file that it would
+    replace, if any.
 
     Raises OptionError for a folder, an invalid name, or a folder that does not exist or is not
     writable.
     """
     shown = f"{option} {str(path)[:80]}"
     try:
-        check_writable(path)
+        return check_writable(path)
     except IsADirectoryError as error:
         raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
     except (OSError, ValueError) as error:  # a name with a null character
@@ -403,10 +405,21 @@ def check_output(path: Path, option: str) -> None:
 
 
 def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """The same for all output files of a command. Raises OptionError."""
+    """The same for all output files of a command, each of which is named once: it would replace an
+    input, or what was written before it. Raises OptionError."""
+    parts = [part for word in args.words for part in (word, word.partition("=")[2])]
+    named = Counter(os.path.realpath(part) for part in parts if os.path.isfile(part))
+    written = set()
     for action in parser._actions:
         if action.type is output_file and (path := getattr(args, action.dest)) is not None:
-            check_output(path, action.option_strings[-1] if action.option_strings else "the file")
+            option = action.option_strings[-1] if action.option_strings else "the file"
+            target = check_output(path, option)
+            if target is not None and (named[str(target)] > 1 or target in written):
+                raise OptionError(
+                    f"{option} {str(path)[:80]} is named twice in this command.",
+                    f"Name another file with {option}.",
+                )
+            written.add(target)
 
 
 def read_text(source: Path | None) -> str:
