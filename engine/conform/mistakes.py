@@ -414,6 +414,20 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
             yield "head-mapping", f"{what} of {words}", others
 
 
+def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows if a block of channels takes one part of a row from another block,
+    or has none of it."""
+    made, kind = [terms(shape, row) for row in rows], shape.recurrence == "mamba2"
+    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
+    of_row |= {"decay": "the decay"} if shape.recurrence == "kda" else {}
+    for name, what in of_row.items() if shape.recurrence != "conv" else ():
+        none = torch.full_like(made[0][name][:, :1], float(name == "decay"))
+        for words, at in blocks_of(made[0][name].shape[1], 32):
+            others = [row | {name: torch.cat([row[name], none], 1)[:, at]} for row in made]
+            said = words.replace("zeros", "left out")
+            yield "wrong-tile", f"channels of {what}: {said}", others
+
+
 def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:
     """Rows of a pass that may replace a sequence's n rows, which begin at `first`."""
     near = zip(_NEAR, (-1, 1, -2, 2), strict=True)
