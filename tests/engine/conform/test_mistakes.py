@@ -16,7 +16,14 @@ from engine.conform.cases import Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
 from engine.conform.decays import ALIKE, Log, decays
-from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row, strides
+from engine.conform.mistakes import (
+    formulas,
+    in_parts,
+    layouts,
+    of_other_channels,
+    row_by_row,
+    strides,
+)
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
@@ -300,7 +307,16 @@ def test_a_block_of_keys_in_anothers_place_is_a_wrong_tile():
         key = row["key"][:, [*range(32), *range(32)]]
         seen = row["decay"] * seen + key[:, :, None] * value[:, None]
     said = {(c, w) for c, w, made in log.formulas() if torch.allclose(made, seen)}
-    assert ("wrong-tile", "channels of k: 32 to 63 are those of 0 to 31") in said
+    assert ("wrong-tile", "channels 32 to 63 are those of 0 to 31: k") in said
+
+
+def test_a_last_channel_that_is_masked_off_is_a_wrong_tile():
+    shape, state, rows = drawn("gdn", 2, d_k=24)
+    some = torch.arange(24) < 23
+    seen = play(shape, state * some[:, None], [r | {x: r[x] * some for x in "qk"} for r in rows])
+    ways = of_other_channels(shape, rows)
+    said = [w for _, w, made in ways if torch.allclose(play(shape, state, made)[0][1], seen[0][1])]
+    assert said == ["channels 23 to 23 are left out: q and k, of the norm too"]
 
 
 @pytest.mark.parametrize(
