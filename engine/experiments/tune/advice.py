@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from engine.experiments.tune.record import TuneRecording
 from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo
 from engine.options import RunOptions
+from engine.plain_text import counted
 
 _AS_GOOD = 0.005
 """A simpler setting that loses at most this share of the speed is preferred."""
@@ -113,13 +114,15 @@ def outcome(recording: TuneRecording, setting: DraftSetting) -> Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """chosen: the configuration to use, PLAIN if none is shown to be faster. against_plain,
-    against_others: of the fastest measured one."""
+    """chosen: the configuration to use, PLAIN if none is shown to be faster, empty where the time
+    ended before that was decided, as `undecided` says. against_plain, against_others: of the
+    fastest measured one."""
 
     chosen: str
     fastest: str
     against_plain: SpeedComparison | None
     against_others: tuple[SpeedComparison, ...]
+    undecided: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -127,7 +130,7 @@ class Verdict:
         found = [one.words for one in (self.against_plain, *self.against_others) if one]
         if self.chosen == PLAIN:
             found.append("nothing was shown to be faster than plain decoding: leave drafting off")
-        return found
+        return [*found, self.undecided] if self.undecided else found
 
 
 def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
@@ -149,6 +152,27 @@ def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
         against,
         tuple(compare(fastest, other) for other in rest),
     )
+
+
+def verdict_so_far(
+    once: Mapping[str, float], confirmed: Sequence[Confirmed], n_pairs: int
+) -> Verdict:
+    """The verdict of fewer pairs than planned too: they decide where they show which is faster.
+    once: speeds of settings, each measured once, which is said where confirmed is empty."""
+    n = min((len(one.speeds) for one in confirmed), default=0)
+    judged = verdict(confirmed or [Confirmed(name, (once[name],), 0, 0, ()) for name in once])
+    against = judged.against_plain
+    if n >= n_pairs or against is None or against.is_shown:
+        return judged
+    words = (
+        f"not decided between {PLAIN} and {against.a}: the time ended after {n} of "
+        f"{counted(n_pairs, 'pair')}; so far {against.a} has {against.ratio:.2f} times the speed "
+        f"of {PLAIN}{'' if n else ', measured once'}"
+    )
+    fastest = against.a if against.ratio > 1 else PLAIN
+    if not n:
+        return Verdict("", fastest, None, (), words)
+    return replace(judged, chosen="", fastest=fastest, undecided=words)
 
 
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:

@@ -28,11 +28,11 @@ from typing import Any
 from msgspec import ValidationError, convert
 
 from engine.analysis.run_cost import sign_test
-from engine.errors import OptionError, PeerLibraryError
+from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, served
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import ServerPass, TimedServer
-from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
+from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict_so_far
 from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed
 from engine.experiments.tune.lengths import (
     DraftSetting,
@@ -103,7 +103,7 @@ class ServerPlan:
 @dataclass(frozen=True, slots=True)
 class ServerTuned:
     """The result. screened: speed and acceptance of every setting that was measured once. flags:
-    for the engine of the command."""
+    for the engine of the command; those of the fastest so far if the verdict chooses nothing."""
 
     n_predict: int
     screened: Mapping[str, tuple[float, float | None]]
@@ -114,7 +114,8 @@ class ServerTuned:
 
 def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: None) -> ServerTuned:
     """Find the best setting. Raises OptionError for a command that cannot be started or too few
-    rates, PeerLibraryError if a server ends, ServerError if one does not answer."""
+    rates, PeerLibraryError if a server ends, ServerError if one does not answer, unless the time
+    ended after a setting that drafts was measured."""
     if plan.running and PLAIN not in plan.running:
         raise OptionError(
             f"None of the servers is called {PLAIN}.",
@@ -143,24 +144,37 @@ class _Tuner:
         self.models: dict[int, str] = {}  # name by number of parameters, 0 if unknown
         self.n_predict = self.kept.n_predict or plan.n_predict
         self.screened: dict[str, tuple[float, float | None]] = {}
+        self.is_over = False
 
     def tune(self) -> ServerTuned:
-        names = list(self.plan.running) or [PLAIN]
-        for name in names:
-            self._screen(name)
-        if not self.plan.running:
-            for drafter in self.plan.drafters:
-                self._screen_lengths(drafter)
+        with self._in_time():
+            for name in [*self.plan.running] or [PLAIN]:
+                self._screen(name)
+            if not self.plan.running:
+                for drafter in self.plan.drafters:
+                    self._screen_lengths(drafter)
         ranked = sorted(self.screened, key=lambda name: -self.screened[name][0])
         least = _HOPELESS * self.screened[ranked[0]][0]
         drafting = [name for name in ranked if name != PLAIN]
         near = [name for name in drafting[1:_N_FINALISTS] if self.screened[name][0] >= least]
-        confirmed = self._confirm([PLAIN, *drafting[:1], *near])
-        judged = verdict(confirmed)
+        confirmed = [] if self.is_over else self._confirm([PLAIN, *drafting[:1], *near])
+        once = {name: self.screened[name][0] for name in ranked}
+        judged = verdict_so_far(once, confirmed, self.plan.pairs)
         flags = None
         if not self.plan.running:
-            flags = self._engine_flags(self.settings.get(judged.chosen))
+            flags = self._engine_flags(self.settings.get(judged.chosen or judged.fastest))
         return ServerTuned(self.n_predict, self.screened, confirmed, judged, flags)
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """A part of the work that ends where an answer is given up because the time is over, if
+        what has been measured allows a comparison."""
+        try:
+            yield
+        except (PeerLibraryError, ServerError):
+            if time.monotonic() < self.given_up or self.screened.keys() <= {PLAIN}:
+                raise
+            self.is_over = True
 
     def _screen_lengths(self, drafter: str) -> None:
         """Lengths that the recorded longest one makes promising, or from the shortest on; then
@@ -256,12 +270,14 @@ class _Tuner:
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
         """Measure the finalists in alternation, with all servers running at once if memory allows.
-        If the pairs do not show whether the fastest beats plain decoding, these two continue."""
+        If the pairs do not show whether the fastest beats plain decoding, these two continue.
+        Returns whole pairs; none if the time ended in the first."""
         texts: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
         n_prompts, n_predict = self._in_pairs(names)
         around = [*self.prompts, *self.prompts]
-        with ExitStack() as stack:
+        number = 0
+        with self._in_time(), ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
             together, racing, took_s = True, list(names), 0.0
             for number in range(_MOST_PAIRS * self.plan.pairs):
@@ -302,8 +318,9 @@ class _Tuner:
             both = [(texts[name][i], plain[i]) for i in texts[name] if i in plain]
             pairs = [pair for of in both for pair in zip(*of, strict=True)]
             same = sum(mine == other for mine, other in pairs)
-            found.append(Confirmed(name, tuple(speeds[name]), same, len(pairs), ()))
-        return found
+            n_whole = number if self.is_over else len(speeds[name])
+            found.append(Confirmed(name, tuple(speeds[name][:n_whole]), same, len(pairs), ()))
+        return [one for one in found if one.speeds]
 
     def _undecided(self, racing: Sequence[str], speeds: Mapping[str, Sequence[float]]) -> list[str]:
         """Plain decoding and the fastest other one, if their pairs do not show which is faster."""

@@ -25,6 +25,11 @@ _LEADS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
+class OfText(partial[Candidates]):
+    """A Change that is given the tokens of the text alone, as where a sampler is not shown what is
+    drafted."""
+
+
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
     """Mistakes of an id map. ids: target ids by rows of the drafter's head (d2t)."""
     rows, offsets = range(len(ids)), [token - row for row, token in enumerate(ids)]
@@ -65,7 +70,6 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"logits are rounded to steps of {step:g}, and of equal ones the {{}} id is drafted"
         for which, sign in (("lowest", 1), ("highest", -1)):
             yield about.format(which), partial(_rounded, step, sign)
-    yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
         # llama.cpp's penalties of repeated tokens
@@ -75,9 +79,14 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
     for (how, change), n in product(weaker.items(), _REACHES):
         yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
-    for n in (N_BEFORE, *(2**i for i in range(1, 6))):
-        about = f"no token of the last {n} is drafted"
-        yield about, partial(_without_last, n)
+        about = f"candidates in the last {n} tokens of the text alone are {how}"
+        yield about, OfText(_penalised, change, n)
+    for n in (1, N_BEFORE, *(2**i for i in range(1, 6))):
+        own, of_text = "no token is drafted twice in a row", "the text's newest token is left out"
+        if n > 1:
+            own, of_text = (f"no token of the {x}last {n} is drafted" for x in ("", "text's "))
+        yield own, partial(_without_last, n)
+        yield of_text, OfText(_without_last, n)
 
 
 Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]

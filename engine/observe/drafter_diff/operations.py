@@ -23,6 +23,7 @@ from engine.observe.drafter_diff.tensor_changes import (
     CHOOSE,
     FACTORS,
     OF_MATRICES,
+    ROUNDED,
     Given,
     Operation,
     TensorChange,
@@ -127,7 +128,8 @@ def part_changes(
 
 
 def of_cells(cells: Any) -> Iterator[PartChange]:
-    """Changes of what is written to attention memory."""
+    """Changes of what is written to attention memory, by the memory, or because it is computed
+    wrongly, for a block's rows too."""
     factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
         "those of the token before in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
@@ -144,9 +146,13 @@ def of_cells(cells: Any) -> Iterator[PartChange]:
     made["its memory gets keys for values, and these for keys"] = lambda k, v: (v, k)
     for about, change in made.items():
         changed = ((cells, "update", partial(_written, cells.update, change)),)
-        yield PartChange(STATE, about, changed, ["", "write", "draft"])
+        stage = STATE if about.endswith(_KEPT) else BLOCK
+        yield PartChange(stage, about, changed, ["", "draft"])
+        yield PartChange(STATE, about, changed, ["write"])
 
 
+_KEPT = (*ROUNDED, "Hadamard matrix", "what they should be", "in its pass")
+"""Ends of changes that a memory makes of right keys and values."""
 _CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
 
 

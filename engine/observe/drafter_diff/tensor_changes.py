@@ -48,9 +48,9 @@ def halves(x: torch.Tensor) -> torch.Tensor:
     return x.roll(x.shape[-1] // 2, -1)
 
 
-def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as n_bits integers, scaled by their largest magnitude."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
+def rounded(n_bits: int, x: torch.Tensor, axes: Sequence[int] = (-1,)) -> torch.Tensor:
+    """Rows as n_bits integers, scaled by the largest magnitude along these axes, all if empty."""
+    step = x.abs().amax(tuple(axes), keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
 
 
