@@ -53,6 +53,7 @@ from engine.experiments.sweep.plan import (
     write_plan,
 )
 from engine.fork import Fork
+from engine.gguf.binary import shorten
 from engine.options import RunOptions
 from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS
@@ -367,7 +368,7 @@ class SweepDialog(ModelessDialog):
         self.folder.setText(str(settings.folder("export") / name))
         add_row(form, "&Runs each", self.repeat, _REPEAT_TIP)
         add_row(form, "&Into", self.folder, "New folder for the plan, the results and the traces")
-        self.about = words()
+        self.about = words(shrinks=True)  # names of files may be long
         self._go = self.lay_out(words(_SWEEP), form, self.traces, self.about, act="&Start")
         self.rows[0][0].setCurrentText(_FIRST[0])
         self.rows[0][1].setText(_FIRST[1])
@@ -406,7 +407,7 @@ class SweepDialog(ModelessDialog):
 
     def _target(self) -> str:
         files = self._bridge.files
-        return "" if files is None else files.target.stem
+        return "" if files is None else shorten(files.target.stem)
 
     def _axes(self) -> dict[str, list[Any]]:
         """The values of each option that is swept."""

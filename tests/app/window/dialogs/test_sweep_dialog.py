@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,18 @@ def test_the_drafter_of_each_job_gets_its_own_file(
     with job_ends(qtbot, loaded.bridge, RunSweep):
         form.accept()
     assert [job.draft for job in done] == [draft, None]
+
+
+def test_a_long_name_of_a_model_does_not_widen_the_form(
+    loaded: MainWindow, form: SweepDialog
+) -> None:
+    files = loaded.bridge.files
+    assert files is not None
+    before = form.minimumSizeHint().width()
+    loaded.bridge.files = replace(files, target=Path("/x") / f"{'long_' * 40}.gguf")
+    form.tell()
+    assert form.minimumSizeHint().width() == before
+    assert "…" in form.about.text()
 
 
 @pytest.mark.parametrize(
