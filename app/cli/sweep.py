@@ -23,6 +23,7 @@ from engine.experiments.results.writer import JobResult, known_jobs
 from engine.experiments.sweep.on_ray import OnRay
 from engine.experiments.sweep.plan import JOB_KEYS, SweepJob, SweepPlan, read_plan
 from engine.experiments.sweep.sweep import Executor, Sweep, one_by_one, pending_jobs, sweep_report
+from engine.plain_text import duration_text
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             for job, result, left_s in sweep.run(execute):
                 place = f"[{sweep.n_done:>{len(str(sweep.total))}}/{sweep.total}]"
-                left = f" ({_duration(left_s)} left)" if left_s is not None else ""
+                left = f" ({duration_text(left_s)} left)" if left_s is not None else ""
                 tell(f"{place} {_said(job, result, sweep.varying)}{left}", name="")
         except (KeyboardInterrupt, DraftscopeError):
             tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
@@ -130,9 +131,3 @@ def _said(job: SweepJob, result: JobResult, varying: Collection[str]) -> str:
     )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
     return f"{said}: {came}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -27,6 +27,7 @@ from app.engine_thread.jobs.files import (
     write_page_on,
     write_report_on,
 )
+from app.engine_thread.jobs.judging import RunSweep
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
 from app.saved.errors import log
 from app.saved.settings import unwritable
@@ -46,6 +47,7 @@ from app.window.dialogs.files import (
     place_page,
 )
 from app.window.dialogs.help import environment
+from app.window.dialogs.runs import SweepDialog
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import find_results
@@ -56,6 +58,7 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from app.panels.tune.results_view import ResultsView
+    from engine.experiments.sweep.plan import SweepPlan
 
 
 _AUTOSAVES = "autosave"
@@ -374,6 +377,25 @@ class OpenedResults:
         self._panels.banners.clear()
         self._bridge.ask(ReadResults(path), self._show)
 
+    def ask_sweep(self) -> None:
+        """Let the user choose what is swept, without blocking the window."""
+        dialog = SweepDialog(self._bridge, self._panels.run_panel, self._settings, self._window)
+        dialog.chosen.connect(self._sweep)
+        dialog.show()
+
+    def _sweep(self, plan: SweepPlan, traces: bool) -> None:
+        self._panels.banners.clear()
+        self._bridge.ask(RunSweep(plan, traces=traces), self._show_sweep)
+
+    def _show_sweep(self, job: RunSweep) -> None:
+        path, total = job.plan.path, len(job.plan.jobs)
+        if job.results is not None:
+            self._bridge.ask(ReadResults(job.results), self._show)
+        if job.n_done < total:
+            again = f"`draftscope sweep {path} --out {path.parent}` goes on with it."
+            said = f"The sweep ended after {job.n_done} of {total} jobs."
+            self._panels.banners.add("info", said, again)
+
     def _show(self, job: ReadResults) -> None:
         if job.found is not None:
             self._panels.results.show_results(job.found)
@@ -406,32 +428,44 @@ _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
     """What a drop contains, None for nothing and for URLs, which are not fetched: a text, or
     models, the largest (the target) first and a split one by its first part; results of a sweep;
-    and traces by folder. Anything else is passed to the reader of other engines' files, which
-    reports errors."""
+    traces by folder; and folders of several models. Anything else is passed to the reader of other
+    engines' files, which reports errors."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths and data.hasUrls():
         return None
     if not paths:
         return text if (text := data.text()).strip() else None
-    models, results, traces = (list[Path]() for _ in range(3))
+    models, results, traces, folders = (list[Path]() for _ in range(4))
     for path in paths[:_MOST_LOOKED_AT]:
-        if path.suffix.lower() == ".gguf" and os.path.isfile(path):
-            first = path.with_name(_PART.sub("-00001", path.name))
-            models.append(first if os.path.isfile(first) else path)
-        elif (file := find_results(path)) is not None:
+        if (file := find_results(path)) is not None:
             results.append(file)
+        elif (trace := find_trace(path)) is None and (inside := _models(path)):
+            if len(inside) == 1:
+                models += inside
+            else:
+                folders.append(path)
         else:
-            traces.append(find_trace(path) or path)
+            traces.append(trace or path)
     models.sort(key=lambda path: path.stat().st_size, reverse=True)
-    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces))
+    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces, folders))
+
+
+def _models(path: Path) -> list[Path]:
+    """The model that a file is, or those in a folder."""
+    found = [path]
+    with suppress(OSError):
+        found = sorted(path.iterdir()) if path.is_dir() else found
+    found = [one for one in found if one.suffix.lower() == ".gguf" and os.path.isfile(one)]
+    firsts = ((one, one.with_name(_PART.sub("-00001", one.name))) for one in found)
+    return list(dict.fromkeys(first if os.path.isfile(first) else one for one, first in firsts))
 
 
 def _in_words(found: tuple[list[Path], ...] | str) -> str:
     if isinstance(found, str):
         return "the text"
-    *others, traces = ([path.name for path in some] for some in found)
+    *others, traces, folders = ([path.name for path in some] for some in found)
     names = [*chain(*others), *(traces if len(traces) < 2 else [f"{len(traces)} traces"])]
-    return " and ".join(names)
+    return " and ".join(names or [f"one of the models in {folders[0]}"])
 
 
 class DropTarget(QObject):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import ModelFileError, OptionError
+from engine.errors import Cancelled, ModelFileError, OptionError
 from engine.experiments.results.table import (
     FAILED,
     SWEEP,
@@ -156,7 +156,7 @@ def _same_model(path: Path, identity: Mapping[str, Any]) -> bool:
     )
 
 
-_LOOK_S = 1.0
+_LOOK_S, _POLL_S = 1.0, 0.1
 
 
 def sweep_worker() -> SweepWorker:
@@ -170,17 +170,19 @@ def one_by_one(
     jobs: Sequence[SweepJob],
     trace_of: Callable[[SweepJob], Path | None],
     make_worker: Callable[[], SweepWorker] = sweep_worker,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[SweepJob, JobResult], None, None]:
     """Run jobs in order and yield each with its result. trace_of: the folder for a job's trace.
 
     The process is killed when the generator is closed, and ends by itself soon after this one.
+    Raises Cancelled.
     """
     process: _WorkerProcess | None = None
     try:
         for job in jobs:
             if process is None:
                 process = _WorkerProcess(make_worker)
-            result = process.run(job, trace_of(job))
+            result = process.run(job, trace_of(job), cancelled)
             if result is None:
                 result, process = JobResult(process.how_it_ended()), None
             yield job, result
@@ -199,10 +201,15 @@ class _WorkerProcess:
         self._process.start()
         theirs.close()
 
-    def run(self, job: SweepJob, trace: Path | None) -> JobResult | None:
-        """The result of a job; None if the process has ended instead."""
+    def run(
+        self, job: SweepJob, trace: Path | None, cancelled: Callable[[], bool]
+    ) -> JobResult | None:
+        """The result of a job; None if the process has ended instead. Raises Cancelled."""
         try:
             self._ours.send((job, trace))
+            while not self._ours.poll(_POLL_S):
+                if cancelled():
+                    raise Cancelled
             result = self._ours.recv()
         except (EOFError, OSError):
             return None

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import OptionError, TraceFileError
+from engine.errors import Cancelled, OptionError, TraceFileError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
 from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
+from engine.experiments.sweep.worker import SweepWorker
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -186,3 +187,28 @@ def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
     next(results)
     results.close()
     assert begun(tmp_path / "log") == [1]
+
+
+def test_a_job_under_way_is_ended_with_its_process_when_cancelled(tmp_path: Path) -> None:
+    (job, *_), log = plan_of(tmp_path, 1, 2).jobs, tmp_path / "log"
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        for _ in one_by_one([job], lambda _: None, partial(SleepingWorker, log), log.exists):
+            pass
+    assert time.monotonic() - began < 60
+    pid = int(log.read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+class SleepingWorker(SweepWorker):
+    """Notes its process, then takes ten minutes."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def run(self, job: SweepJob, trace: Path | None, files: Sequence[Path] = ()) -> JobResult:
+        (new := self._log.with_suffix(".new")).write_text(str(os.getpid()))
+        new.rename(self._log)
+        time.sleep(600)
+        return JobResult()
