@@ -56,10 +56,11 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
     might use host memory instead, a hundred times slower."""
     if device.type != "cuda":
         return
-    needed, free = sum(sizes.values()), _room(device)
+    needed = sum(sizes.values())
+    free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
-        free_unused(device)  # garbage of finished runs
-        free = _room(device)
+        free_unused(device)  # garbage of finished runs, and what torch keeps for later
+        free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(
@@ -67,12 +68,6 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
             f"needed: {parts}.",
             _SMALLER,
         )
-
-
-def _room(device: torch.device) -> int:
-    """Bytes of a CUDA device that this program can use, torch's cache included."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def resolve_device(name: str) -> torch.device:
