@@ -22,6 +22,7 @@ from tests.support.observed_texts import (
 
 Cli = Callable[..., Outcome]
 IDS = emitted_ids()
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -70,6 +71,13 @@ def test_other_models_runs_and_files_are_refused_in_a_sentence(cli: Cli, traces:
     assert cli("rescore", traces / "right", CAPTURED_TARGET, "--probe").status == 2
     nothing = cli("rescore", traces, CAPTURED_TARGET)
     assert nothing.status == 1 and "not an exported trace" in nothing.err
+
+
+def test_a_prompt_outside_the_vocabulary_is_called_that(cli: Cli, tmp_path: Path) -> None:
+    cli("run", "--demo", "--tokens", "7,4000", "-n", 2, "--trace", tmp_path / "run")
+    outcome = cli("rescore", tmp_path / "run", DATA / "qwen35-a-f32.gguf")
+    assert outcome.status == 2
+    assert "Its prompt has token 4000, outside the vocabulary. Choose another run" in outcome.err
 
 
 def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Path) -> None:
