@@ -30,6 +30,7 @@ _OTHERS = Path(__file__).with_name("other_files.toml")
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DATABASE_FULL = 13  # SQLITE_FULL
 PART = ".draftscope-"
 """Prefix of the temporary file that replaces a file once it is complete."""
 
@@ -49,7 +50,8 @@ def unwritable(
     """An error of this kind about what the system does not let us write. remedy: given unless the
     disk is full, for which no option is to blame."""
     reason = error.strerror or error if isinstance(error, OSError) else error
-    if isinstance(error, OSError) and error.errno in _FULL:
+    is_full = getattr(error, "sqlite_errorcode", None) == _DATABASE_FULL
+    if is_full or (isinstance(error, OSError) and error.errno in _FULL):
         remedy = "Free some space, or choose another disk."
         kind = DraftscopeError if kind is OptionError else kind
     return kind(f"{path} cannot be written: {reason}.", remedy)

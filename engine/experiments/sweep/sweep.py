@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import Cancelled, ModelFileError, OptionError
+from engine.errors import Cancelled, DraftscopeError, ModelFileError, OptionError
 from engine.experiments.results.table import (
     FAILED,
     SWEEP,
@@ -102,13 +102,13 @@ class Sweep:
         """Run pending jobs; the row of a job is written before it is yielded, with the expected
         time left, seconds, from the mean since the start; None if nothing is left.
 
-        Raises OptionError if a row or trace cannot be written: the job stays pending.
+        Raises DraftscopeError if a row or trace cannot be written: the job stays pending.
         """
         began, at_start, pending = monotonic(), self.n_done, list(self.pending)
         with closing(execute(pending, self._trace_of)) as results:
             for job, result in results:
                 if result.unwritable:
-                    raise OptionError(result.unwritable, "Free some space, then sweep again.")
+                    raise DraftscopeError(result.unwritable, "Free some space, then sweep again.")
                 self._writer.add(job.key, job.number, job.settings, self._with_trace(job, result))
                 self.pending.remove(job)
                 done = self.n_done
