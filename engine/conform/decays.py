@@ -22,6 +22,7 @@ _VIEWS = {
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
+_BETA_OF_BLOCK = "with the beta at their place in the block that wrote it"
 ALIKE = "; wrong-wrap looks the same"
 _BLOCK = 16  # rows per block of chunked kernels
 _MOST_ROWS = 4  # of which each may be wrong alone
@@ -51,11 +52,10 @@ def _without(right: Factor, over: Factor, a: int, b: int) -> tuple[str, str, Fac
 
 def _sides(n: int) -> dict[str, Side]:
     """What a wrong factor may be of, among n rows."""
-    sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
-    for a in range(0, n - _BLOCK, _BLOCK):
-        about = f"what rows {a} to {a + _BLOCK - 1} wrote"
-        sides = sides | {about: lambda i, j, a=a: a <= j < a + _BLOCK <= i}
-    return sides
+    of: Callable[[int], Side] = lambda a: lambda i, j: a <= j < a + _BLOCK <= i  # noqa: E731
+    parts = range(0, n - _BLOCK, _BLOCK)
+    one = {f"what rows {a} to {a + _BLOCK - 1} wrote": of(a) for a in parts}
+    return _SIDES | (_BLOCKS if n > _BLOCK else {}) | one
 
 
 def _betas(rows: Sequence[Row], right: Factor) -> Iterator[tuple[str, str, Side, Factor]]:
@@ -70,10 +70,8 @@ def _betas(rows: Sequence[Row], right: Factor) -> Iterator[tuple[str, str, Side,
         ("wrong-gate", "with beta twice", lambda i, j: right(i, j) * beta[i]),
         ("other-row", "with the beta of the row that wrote it", of(lambda i, j: j)),
         ("other-row", "with the beta of the row before", of(lambda i, j: i - 1)),
+        ("other-row", _BETA_OF_BLOCK, of(lambda i, j: j // _BLOCK * _BLOCK + i % _BLOCK)),
     ]
-    if len(rows) > _BLOCK:
-        words = "with the beta at their place in the block that wrote it"
-        ways.append(("other-row", words, of(lambda i, j: j // _BLOCK * _BLOCK + i % _BLOCK)))
     for (about, side), (cause, words, factor) in product(_sides(len(rows)).items(), ways):
         yield cause, f"{about} {words}", side, factor
 

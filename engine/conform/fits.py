@@ -155,8 +155,7 @@ def blocks_of(n: int, least: int = 16) -> Iterator[tuple[str, torch.Tensor]]:
     """Channels, of n, that a block of `least` or more may use instead, n for none, with words; the
     last ones may be masked off."""
     for end in sorted({n - 1, *(n // size * size for size in (16, 32, 64))} - {0, n}):
-        at = torch.arange(n)
-        yield f"{end} to {n - 1} are zeros", torch.where(at < end, at, n)
+        yield f"{end} to {n - 1} are zeros", torch.where(torch.arange(n) < end, torch.arange(n), n)
     for size in (size for size in (16, 32, 64, 128) if least <= size < n <= 8 * size):
         for to, of in product(range(0, n, size), (*range(0, n, size), n)):
             at, m = torch.arange(n), min(size, n - to)

@@ -426,8 +426,7 @@ def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, 
     for names, what, each in parts if shape.recurrence != "conv" else ():
         none = torch.full_like(each[0][names[0]][:, :1], float(names == ("decay",)))
         for words, at in blocks_of(each[0][names[0]].shape[1], 32):
-            held = [{x: torch.cat([row[x], none], 1)[:, at] for x in names} for row in each]
-            pairs = zip(each, held, strict=True)
+            pairs = ((row, {x: torch.cat([row[x], none], 1)[:, at] for x in names}) for row in each)
             others = [_anew(shape, a, b) if each is rows else a | b for a, b in pairs]
             yield "wrong-tile", f"channels {words.replace('zeros', 'left out')}: {what}", others
 

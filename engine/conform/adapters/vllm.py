@@ -292,16 +292,14 @@ class _Recovered(_K3Gates):
                 gate_lower_bound=rows.bound,
             )
             layers.append(layer)
-        n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
-            layers, spec_query_len=self.shape.n_tokens, max_num_reqs=n
+            layers, spec_query_len=self.shape.n_tokens, max_num_reqs=len(rows.sequences)
         )
         # next to requests without drafts, those of a pass are numbered
-        every = [*range(len(self.computed))]
-        ids = [every[s] for s in rows.sequences]
+        ids = [s % len(self.computed) for s in rows.sequences]
         taken = dict(zip(sequences, counts, strict=True))
         mixed = len(taken) < self.shape.n_sequences
-        batch = every if mixed else ids
+        batch = [*range(len(self.computed))] if mixed else ids
         sampled = self.memory.whole([taken.get(s, 1) for s in batch])
         numbers = self.memory.whole(ids) if mixed else None
         aligned = {
