@@ -350,9 +350,8 @@ class Redrafts:
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         if how.spares:
             newest = self._text.entries(model, [end], CLEAN, draft.pos0)
-        off = self._n_before(draft, how.off) if how.off else 0
-        moves_all = how.off == TAKEN_BACK or not model.has_newest
-        newest = newest.moved(how.place + off * moves_all)
+        off = self._n_before(draft, how.off) if how.off else 1
+        newest = newest.moved(how.place * off)
         if (token := self._goes_on_from(draft, how)) is not None:
             newest = newest._replace(tokens=[token])
         if draft.round in self._left:
@@ -364,7 +363,7 @@ class Redrafts:
             if n < n_whole and one.pos0 < draft.pos0:
                 model.lose(one.pos0 - model.ahead + n, one.pos0 - model.ahead + n - 1)
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
-        first += off
+        first += off * bool(how.off)
         in_place |= bool(then.n_kept) and model.can_cut
         in_place |= how.place < 0 and not model.has_newest  # rows before pos0 are not removed
         tokens = list(draft.tokens)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ from engine.experiments.tune.record import TuneRecording
 from engine.memory.policies import memory_sizes
 from engine.model.info import ModelInfo
 from engine.options import RunOptions
-from engine.plain_text import counted
 
 _AS_GOOD = 0.005
 """A simpler setting that loses at most this share of the speed is preferred."""
@@ -133,46 +132,34 @@ class Verdict:
         return [*found, self.undecided] if self.undecided else found
 
 
-def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
-    """confirmed: the plain one and others; the fastest has most pairs."""
-    plain = next(one for one in confirmed if one.name == PLAIN)
+def verdict(
+    confirmed: Sequence[Confirmed], n_pairs: int = 0, once: Mapping[str, float] | None = None
+) -> Verdict:
+    """confirmed: the plain one and others; the fastest has most pairs. n_pairs: planned; fewer
+    decide where they show which is faster. once: speeds measured once, where there are none."""
+    known = confirmed or [Confirmed(name, (x,), 0, 0, ()) for name, x in (once or {}).items()]
+    plain = next(one for one in known if one.name == PLAIN)
     # by pairs, because effects of text or load apply to all of them
     others = sorted(
-        (one for one in confirmed if one is not plain),
+        (one for one in known if one is not plain),
         key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
     )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())
     fastest, *rest = others
-    against = compare(fastest, plain)
+    against, n = compare(fastest, plain), len(plain.speeds) * bool(confirmed)
+    against_others = tuple(compare(fastest, other) for other in rest)
+    if n < n_pairs and not against.is_shown:
+        words = (
+            f"not decided between {PLAIN} and {fastest.name}: the time ended after {n} of "
+            f"{n_pairs} pairs; so far {fastest.name} has {against.ratio:.2f} times the speed of "
+            f"{PLAIN}{'' if n else ', measured once'}"
+        )
+        best = fastest.name if against.ratio > 1 else PLAIN
+        return Verdict("", best, *((against, against_others) if n else (None, ())), words)
     is_faster = against.is_shown and against.wins * 2 > against.n
-    return Verdict(
-        fastest.name if is_faster else PLAIN,
-        fastest.name,
-        against,
-        tuple(compare(fastest, other) for other in rest),
-    )
-
-
-def verdict_so_far(
-    once: Mapping[str, float], confirmed: Sequence[Confirmed], n_pairs: int
-) -> Verdict:
-    """The verdict of fewer pairs than planned too: they decide where they show which is faster.
-    once: speeds of settings, each measured once, which is said where confirmed is empty."""
-    n = min((len(one.speeds) for one in confirmed), default=0)
-    judged = verdict(confirmed or [Confirmed(name, (once[name],), 0, 0, ()) for name in once])
-    against = judged.against_plain
-    if n >= n_pairs or against is None or against.is_shown:
-        return judged
-    words = (
-        f"not decided between {PLAIN} and {against.a}: the time ended after {n} of "
-        f"{counted(n_pairs, 'pair')}; so far {against.a} has {against.ratio:.2f} times the speed "
-        f"of {PLAIN}{'' if n else ', measured once'}"
-    )
-    fastest = against.a if against.ratio > 1 else PLAIN
-    if not n:
-        return Verdict("", fastest, None, (), words)
-    return replace(judged, chosen="", fastest=fastest, undecided=words)
+    chosen = fastest.name if is_faster else PLAIN
+    return Verdict(chosen, fastest.name, against, against_others)
 
 
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:

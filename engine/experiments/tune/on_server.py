@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,12 +26,11 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from engine.analysis.run_cost import sign_test
 from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, served
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import ServerPass, TimedServer
-from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict_so_far
+from engine.experiments.tune.advice import EngineFlags, Verdict, engine_flags, verdict
 from engine.experiments.tune.confirm import SIGNIFICANT, Confirmed
 from engine.experiments.tune.lengths import (
     DraftSetting,
@@ -159,7 +157,7 @@ class _Tuner:
         near = [name for name in drafting[1:_N_FINALISTS] if self.screened[name][0] >= least]
         confirmed = [] if self.is_over else self._confirm([PLAIN, *drafting[:1], *near])
         once = {name: self.screened[name][0] for name in ranked}
-        judged = verdict_so_far(once, confirmed, self.plan.pairs)
+        judged = verdict(confirmed, self.plan.pairs, once)
         flags = None
         if not self.plan.running:
             flags = self._engine_flags(self.settings.get(judged.chosen or judged.fastest))
@@ -324,15 +322,11 @@ class _Tuner:
 
     def _undecided(self, racing: Sequence[str], speeds: Mapping[str, Sequence[float]]) -> list[str]:
         """Plain decoding and the fastest other one, if their pairs do not show which is faster."""
-        drafting = [name for name in racing if name != PLAIN]
-        if not drafting:
+        judged = verdict([Confirmed(name, tuple(speeds[name]), 0, 0, ()) for name in racing])
+        against, is_last = judged.against_plain, len(speeds[PLAIN]) == self.plan.pairs
+        if against is None or against.p < (SIGNIFICANT if is_last else _SURE):
             return []
-        by_pair = {name: [*zip(speeds[name], speeds[PLAIN], strict=True)] for name in drafting}
-        fastest = max(drafting, key=lambda name: statistics.median(a - b for a, b in by_pair[name]))
-        pairs = by_pair[fastest]
-        p = sign_test(sum(a > b for a, b in pairs), sum(a != b for a, b in pairs))
-        is_last = len(pairs) == self.plan.pairs
-        return [] if p < (SIGNIFICANT if is_last else _SURE) else [PLAIN, fastest]
+        return [PLAIN, judged.fastest]
 
     @contextmanager
     def _server(self, name: str) -> Iterator[TimedServer]:

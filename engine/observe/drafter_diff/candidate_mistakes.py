@@ -26,8 +26,7 @@ _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
 class OfText(partial[Candidates]):
-    """A Change that is given the tokens of the text alone, as where a sampler is not shown what is
-    drafted."""
+    """A Change that is given the text alone, as a sampler that is not shown what is drafted."""
 
 
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
@@ -77,16 +76,16 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         lowered = f"lowered by {2 * x - 2:g} or so"
         weaker[f"{lowered} (presence penalty)"] = lambda v, _, x=x: v - 2 * (x - 1)
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
-    for (how, change), n in product(weaker.items(), _REACHES):
-        yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
-        about = f"candidates in the last {n} tokens of the text alone are {how}"
-        yield about, OfText(_penalised, change, n)
+    ways: dict[str, Callable[..., Candidates]] = {
+        f"candidates in the last {n} tokens{{}} are {how}": partial(_penalised, change, n)
+        for (how, change), n in product(weaker.items(), _REACHES)
+    }
     for n in (1, N_BEFORE, *(2**i for i in range(1, 6))):
-        own, of_text = "no token is drafted twice in a row", "the text's newest token is left out"
-        if n > 1:
-            own, of_text = (f"no token of the {x}last {n} is drafted" for x in ("", "text's "))
-        yield own, partial(_without_last, n)
-        yield of_text, OfText(_without_last, n)
+        about = f"no token of the last {n}{{}} is drafted"
+        ways[about] = lambda row, text, n=n: _without({*text[-n:]}, row, text)
+    for about, way in ways.items():
+        yield about.format(""), way
+        yield about.format(" of the text alone"), OfText(way)
 
 
 Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
@@ -182,10 +181,6 @@ def _of_parts(order: Sequence[int], size: int, row: Candidates, _: Sequence[int]
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _without_last(n: int, row: Candidates, text: Sequence[int]) -> Candidates:
-    return _without({*text[-n:]}, row, text)
 
 
 def _penalised(

@@ -27,7 +27,7 @@ from engine.observe.drafter_diff.operations import PHASES, in_place, of_cells, p
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
-from engine.observe.drafter_diff.tensor_changes import ROUNDED, TensorChange, other_windows, rounded
+from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows, rounded_by_pass
 from engine.observe.drafter_diff.wrong_drafts import POWERS, in_passes, places_of
 from engine.session import Session
 
@@ -164,11 +164,12 @@ class Mistakes:
         if (own := self._text.table) is None:
             return
         yield self._of_table("rows are normed as the drafter takes them", CHANGES["normed"](own))
-        bounds = [*pairwise(sorted({0, *self._text.starts, len(own)}))]
+        ends = sorted({0, *self._text.starts, len(self._text.tokens)})
+        sizes = [end - start for start, end in pairwise(ends)]
         for bits in (2, 3, 4):
             about = f"rows are rounded to about {bits} bits, with one scale for all of a pass"
-            change = partial(_by_pass, partial(rounded, bits, axes=()), bounds)
-            yield self._of_table(about, self._model.table(mapped(self._target.rows, change)))
+            rows = mapped(self._target.rows, partial(rounded_by_pass, bits, sizes))
+            yield self._of_table(about, self._model.table(rows))
         for about, rows, layers in self._target.wrong(self._model.orders):
             yield self._of_table(about, self._model.table(rows, layers))
 
@@ -484,11 +485,3 @@ class Mistakes:
         about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)
-
-
-def _by_pass(
-    change: TensorChange, bounds: Sequence[tuple[int, int]], x: torch.Tensor
-) -> torch.Tensor:
-    """Rows of passes, each of which is changed as a whole."""
-    parts = [x[start:stop] for start, stop in bounds]
-    return torch.cat([change(part) for part in parts if len(part)])

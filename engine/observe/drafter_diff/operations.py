@@ -249,11 +249,11 @@ def _operations(
             shape = getattr(one.given[key], "shape", None)
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
-                    change = with_changed({key: partial(_instead, table)})
+                    change = with_changed({key: lambda _, table=table: table})
                     about = f"{one.words} reads the target's {words}, not its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
-            change = with_changed({1: partial(_lower_from, at)})
+            change = with_changed({1: lambda ids, at=at: ids - (ids >= at).to(ids.dtype)})
             about = f"{one.words} reads ids from about {at} on one too low"
             yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
@@ -264,14 +264,6 @@ def _operations(
             yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
-
-
-def _instead(other: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return other
-
-
-def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
-    return ids - (ids >= at).to(ids.dtype)
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:

@@ -54,6 +54,11 @@ def rounded(n_bits: int, x: torch.Tensor, axes: Sequence[int] = (-1,)) -> torch.
     return (x / step).round() * step
 
 
+def rounded_by_pass(n_bits: int, sizes: list[int], x: torch.Tensor) -> torch.Tensor:
+    """The same with one scale for all rows of a pass."""
+    return torch.cat([rounded(n_bits, rows, ()) for rows in x.split(sizes)])
+
+
 def _as_e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn).to(x.dtype)
 

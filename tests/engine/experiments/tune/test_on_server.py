@@ -18,7 +18,7 @@ from engine.errors import ApiKeyError, OptionError, PeerLibraryError, ServerErro
 from engine.experiments.bench.llama_programs import free_port, served, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
-from engine.experiments.tune.advice import verdict_so_far
+from engine.experiments.tune.advice import verdict
 from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import at_best, recorded
 from engine.experiments.tune.on_server import ServerPlan, tune_server
@@ -257,13 +257,13 @@ def test_the_pairs_measured_when_the_time_ends_give_a_verdict(
 def test_a_verdict_so_far_is_what_pairs_show() -> None:
     plain, fast = Confirmed(PLAIN, (10.0,) * 7, 0, 0, ()), Confirmed("x", (12.0,) * 7, 0, 0, ())
     once = {PLAIN: 10.0, "x": 9.0}
-    assert verdict_so_far(once, [plain, fast], 12).chosen == "x", "seven equal signs show it"
+    assert verdict([plain, fast], 12, once).chosen == "x", "seven equal signs show it"
     few = [replace(one, speeds=one.speeds[:3]) for one in (plain, fast)]
-    open_ = verdict_so_far(once, few, 12)
+    open_ = verdict(few, 12, once)
     assert (open_.chosen, open_.fastest) == ("", "x")
     assert "after 3 of 12 pairs; so far x has 1.20 times" in open_.lines[-1]
     assert "p 0.250" in open_.lines[0]
-    alone = verdict_so_far(once, [], 12)
+    alone = verdict([], 12, once)
     assert (alone.chosen, alone.fastest) == ("", PLAIN)
     assert alone.lines == [alone.undecided]
 

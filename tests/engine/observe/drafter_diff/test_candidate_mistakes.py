@@ -34,9 +34,9 @@ def _best(about: str, text: list[int]) -> int:
 
 def test_ranks_and_penalties() -> None:
     assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
-    assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
-    assert _best("no token of the last 64", [7, 3, 1]) == 5
-    assert _best("no token of the last 2 ", [7, 3, 1]) == 7
+    assert _best("of the last 1 is", [7]) == 3 and _best("of the last 1 is", [7, 1]) == 7
+    assert _best("no token of the last 64 is", [7, 3, 1]) == 5
+    assert _best("no token of the last 2 is", [7, 3, 1]) == 7
     assert _best("less than about 1.5", []) == 3 and _best("less than about 0.5", []) == 7
     assert _best("last 16 tokens are penalised, by about 1.5", [7, *[1] * 15]) == 3
     weaker = "last {} tokens are penalised, by about {}"
@@ -56,7 +56,11 @@ def test_ranks_and_penalties() -> None:
 def test_what_is_drafted_may_not_be_shown_to_the_sampler() -> None:
     """Penalties and tokens left out go by the text alone; Redrafter._apart gives them that."""
     of_text = {about: change for about, change in of_choice() if isinstance(change, OfText)}
-    assert [*of_text["the text's newest token is left out"](_ROW, [3, 7])] == [3, 5, 9]
+    assert [*of_text["no token of the last 1 of the text alone is drafted"](_ROW, [3, 7])] == [
+        3,
+        5,
+        9,
+    ]
     weaker = of_text[
         "candidates in the last 8 tokens of the text alone are penalised, by about 1.5"
     ]
@@ -66,7 +70,10 @@ def test_what_is_drafted_may_not_be_shown_to_the_sampler() -> None:
     made._stood_in, made._tie = set(), EXACT_TIE
     draft = RecordedDraft(1, 1, [3, 7], [], 0, 0, 0.0, 2)
     right = Guess("", "", CLEAN, made._side, None)
-    for change, n_left in ((of_text["the text's newest token is left out"], 1.0), (None, 1.0)):
+    for change, n_left in (
+        (of_text["no token of the last 1 of the text alone is drafted"], 1.0),
+        (None, 1.0),
+    ):
         apart = made._apart(replace(right, change=change))
         assert apart(draft, [_ROW, _ROW]) == n_left
     newest = replace(right, change=OfText(_seen_tokens, [3, 7]))

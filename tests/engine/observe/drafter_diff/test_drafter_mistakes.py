@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import islice
 from random import Random
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff import mistakes
 from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.operations import PartChange
-from engine.observe.drafter_diff.tensor_changes import rounded
+from engine.observe.drafter_diff.tensor_changes import rounded_by_pass
 from engine.observe.drafter_diff.wrong_drafts import places_of
 
 
@@ -31,7 +30,7 @@ def test_rows_may_be_wrong_in_a_beginning_of_the_prompt_or_in_all_but_its_end() 
 
 def test_rows_may_be_rounded_with_one_scale_for_a_pass() -> None:
     table = torch.tensor([[4.0, 1.0], [8.0, 1.0], [0.3, 1.0]])
-    found = mistakes._by_pass(partial(rounded, 3, axes=()), [(0, 2), (2, 2), (2, 3)], table)
+    found = rounded_by_pass(3, [2, 1], table)
     assert found.tolist() == [[pytest.approx(16 / 3), 0], [8, 0], [pytest.approx(1 / 3), 1]]
 
 
