@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -166,7 +166,8 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    for number, line in enumerate([*_LINE.findall(text), ""], start=1):
+    each = chain((one[0] for one in _LINE.finditer(text)), ("",))  # a list would hold the GIL
+    for number, line in enumerate(each, start=1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
