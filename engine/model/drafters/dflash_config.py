@@ -73,7 +73,7 @@ class DFlashConfig:
     streams: ModelConfig | None = None
 
     reads_behind_norm: ClassVar[bool] = False
-    """Only the mean of several streams."""
+    """Tap n_layer is only available as the mean of several streams."""
     unused: ClassVar[tuple[str, ...]] = (LILICORR,)
     """LiLiCorr (arXiv 2608.20530) reselects among the candidates of a block; without it the block
     drafts its own choice."""
