@@ -292,7 +292,6 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
     n, drafts = text.starts[0], text.drafts
     found: dict[str, Collection[int]] = {
         "the prompt": range(n),
-        "the prompt's last token": [n - 1],
         "decoded tokens": range(n, len(text.tokens)),
         "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
         "tokens that were not drafted": [draft.pos0 for draft in drafts],
@@ -301,6 +300,7 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
         if size < n:
             found[f"the prompt but its last {size} tokens"] = range(n - size)
             found[f"the first {size} tokens"] = range(size)
+            found[f"the prompt's last {size} tokens"] = range(n - size, n)
     for every, nth in _EVERY.items():
         for first in (0, every - 1):
             found[f"every {nth} token from {first} on"] = range(first, len(text.tokens), every)
