@@ -355,7 +355,7 @@ class SweepDialog(ModelessDialog):
         self.rows[0][1].setText(_FIRST[1])
         panel.options_changed.connect(self.tell)
         bridge.state_changed.connect(self.tell)
-        self.setMinimumWidth(80 * self.fontMetrics().averageCharWidth())
+        self.setMinimumWidth(110 * self.fontMetrics().averageCharWidth())
 
     def tell(self, *_: object) -> None:
         """Say how many jobs it makes, or what is wrong."""
