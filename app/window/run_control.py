@@ -362,7 +362,7 @@ class RunControl:
         self.compare(StartComparison(request))
 
     def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
-        """Check the llama.cpp build of its lanes with the model in use."""
+        """Check the llama.cpp build of the lanes with the model in use."""
         self._panels.banners.clear()
         self._bridge.ask(CheckRollback(self._settings.llama_library, gates))
 
@@ -378,7 +378,7 @@ class RunControl:
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:
-        """Use this build for llama.cpp lanes from now on; empty: the default."""
+        """Use this build for llama.cpp lanes from now on; empty: an installed package."""
         try:
             path = Path(name.strip()).expanduser() if name.strip() else None
             if path is not None:

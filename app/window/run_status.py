@@ -76,7 +76,7 @@ class RunEnds(QObject):
         self._feed.tell_numbers()
 
     def _take_state(self, state: State) -> None:
-        if state is State.RUNNING:  # no run has ended that others could be measured by
+        if state is State.RUNNING:  # the card offers no measurement meanwhile
             self._compiling.start()
             self._show_card()
         else:

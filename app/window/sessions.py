@@ -66,11 +66,9 @@ _JOIN_TIMEOUT = 5.0
 
 
 class Sessions(QObject):
-    """Belongs to one window. `data`: the user's data folder; without it nothing is autosaved, and
-    the end asks no question.
-
-    quit_choice: what to do with unexported runs at the end; None asks the user.
-    """
+    """Belongs to one window. data: the user's data folder; without it nothing is autosaved, and
+    closing asks no question. quit_choice: what to do with unexported runs at the end; None asks the
+    user."""
 
     message = Signal(str, int)
     """A sentence for the status line, with its milliseconds."""
@@ -133,7 +131,7 @@ class Sessions(QObject):
         self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
-        """Let the user choose traces."""
+        """Let the user choose traces, and open them."""
         if paths := ask_traces(self._window, self._settings):
             self.open(*paths)
 
@@ -334,7 +332,7 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        self._banners.take_down(self._unkept)  # the message of before there was a run
+        self._banners.take_down(self._unkept)  # the message from before the first run
         self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # shown once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
@@ -354,7 +352,7 @@ def _is_deleted(store: TraceStore) -> bool:
 
 
 class OpenedResults:
-    """Belongs to one window, whose panels are complete before anything is opened."""
+    """Result files of one window, whose panels are complete before anything is opened."""
 
     def __init__(self, panels: Panels, sessions: Sessions) -> None:
         self._bridge, self._panels, self._docks = panels.bridge, panels, panels.docks
@@ -366,7 +364,7 @@ class OpenedResults:
         view.again_asked.connect(lambda results: self.open(results.path))
 
     def ask(self) -> None:
-        """Let the user choose a file."""
+        """Let the user choose a file, and open it."""
         asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
         if (path := ask_file(*asked)) is not None:
             self.open(path)

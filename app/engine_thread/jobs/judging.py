@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _LONG_PAIR_S = 20.0
-"""Runs longer than this get fewer pairs."""
+"""If the two first runs take longer, seconds, fewer pairs are measured."""
 
 
 class JudgingJob(EngineJob):
@@ -160,8 +160,8 @@ class DiffDrafters(JudgingJob):
 
 
 class MeasureFidelity(JudgingJob):
-    """Measure the compute mode's fidelity on the model's own continuation of a text, loading the
-    file a second time. Its runs keep the result as a fact."""
+    """Measure the compute mode's fidelity on the model's own continuation of a text; modes other
+    than f32 load the file again in f32. Runs in the mode keep the result as a fact."""
 
     needs_rest = True
     found: FidelityFacts | None = None

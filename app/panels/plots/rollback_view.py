@@ -132,7 +132,7 @@ class RollbackView(BarView):
         for number, (group, bars) in enumerate(self._bars.items()):
             at = np.flatnonzero(groups == number)
             if not len(at) and not len(bars.opts["x"]):
-                continue  # pyqtgraph works for no bars too
+                continue  # pyqtgraph does work even for no bars
             at = at[np.argsort(strips[at], kind="stable")]
             columns = PixelColumns(x[at], *self.plot.x_range, n_pixels, strips[at])
             middle, wide, bottoms = (columns.first(one[at]) for one in (x, width, strip * strips))
@@ -178,7 +178,7 @@ class RollbackView(BarView):
                 names.append("other" if self.overlay is None else self.overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
             ticks = list(zip(middles, names, strict=True))
-            if self.plot.box.height() >= 2 * n * self.plot.line_height:  # and one depth for each
+            if self.plot.box.height() >= 2 * n * self.plot.line_height:  # a depth for each
                 deep = top - strip / 2
                 pairs = (
                     ((at + deep - strip / 2, name), (at + deep, str(top))) for at, name in ticks

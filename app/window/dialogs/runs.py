@@ -285,7 +285,7 @@ class ForkDialog(ModelessDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """The entered token, -1 if empty, None if invalid."""
+        """The entered token, -1 for "none" or nothing, None if invalid."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None

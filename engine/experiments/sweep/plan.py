@@ -341,7 +341,7 @@ def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
 
 
 def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> None:
-    """Check all keys and values. lists: of values, as the axes of a grid."""
+    """Check all keys and values. lists: whether lists of values are allowed, as axes of a grid."""
     for key, value in table.items():
         if key not in KEYS:
             near = key.lower().replace("_", "-")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import Cancelled, ModelFileError, OptionError
+from engine.errors import Cancelled, DraftscopeError, ModelFileError, OptionError
 from engine.experiments.results.table import (
     FAILED,
     SWEEP,
@@ -59,6 +59,14 @@ Executor = Callable[[Sequence[SweepJob], TraceOf], Results]
 rest."""
 
 
+def pending_jobs(
+    plan: SweepPlan, known: Mapping[str, str], *, retry_failed: bool
+) -> list[SweepJob]:
+    """The jobs that are still to run. known: the status of each job that has a row, by key."""
+    kept = {key for key, status in known.items() if not (retry_failed and status == FAILED)}
+    return [job for job in plan.jobs if job.key not in kept]
+
+
 class Sweep:
     """A plan and its results folder, ready to resume. A context manager: within it no other sweep
     writes to the folder."""
@@ -71,8 +79,6 @@ class Sweep:
         self._writer = ResultsWriter(folder, SWEEP, plan.title, len(plan.jobs), plan.text)
         self.path = self._writer.path
         self._traces = traces
-        known = self._writer.finished()
-        kept = {key for key, status in known.items() if not (retry_failed and status == FAILED)}
         self.total = len(plan.jobs)
         self.varying = frozenset(
             key
@@ -80,7 +86,7 @@ class Sweep:
             for key in {**plan.jobs[0].settings, **one.settings}
             if one.settings.get(key) != plan.jobs[0].settings.get(key)
         )
-        self.pending = [job for job in plan.jobs if job.key not in kept]
+        self.pending = pending_jobs(plan, self._writer.finished(), retry_failed=retry_failed)
         try:
             self._check_models()
         except BaseException:
@@ -96,13 +102,13 @@ class Sweep:
         """Run pending jobs; the row of a job is written before it is yielded, with the expected
         time left, seconds, from the mean since the start; None if nothing is left.
 
-        Raises OptionError if a row or trace cannot be written: the job stays pending.
+        Raises DraftscopeError if a row or trace cannot be written: the job stays pending.
         """
         began, at_start, pending = monotonic(), self.n_done, list(self.pending)
         with closing(execute(pending, self._trace_of)) as results:
             for job, result in results:
                 if result.unwritable:
-                    raise OptionError(result.unwritable, "Free some space, then sweep again.")
+                    raise DraftscopeError(result.unwritable, "Free some space, then sweep again.")
                 self._writer.add(job.key, job.number, job.settings, self._with_trace(job, result))
                 self.pending.remove(job)
                 done = self.n_done

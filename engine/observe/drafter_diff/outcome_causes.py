@@ -75,9 +75,9 @@ def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
     else:
         rounds = [((n, d.n_drafted), (d.n_accepted, d.n_drafted)) for d, n in known]
         way = _way_of(rounds, as_counted=True)
-        how = f", which leaves {way}" if way else ": a stricter rule"
-        how += f", which takes only those {stricter}" * bool(stricter and not way)
-        about = f"Drafted tokens are rejected that the target chose itself{how}."
+        how = f", which leaves {way}" if way else f", which takes only those {stricter}"
+        how *= bool(way or stricter)
+        about = f"Drafted tokens are rejected that the target chose itself: a stricter rule{how}."
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
     return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import Cancelled, OptionError, TraceFileError
+from engine.errors import Cancelled, DraftscopeError, OptionError, TraceFileError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.results.writer import JobResult
@@ -128,9 +128,10 @@ def test_a_full_disk_ends_a_sweep_that_goes_on_once_there_is_room(tmp_path: Path
     execute = partial(one_by_one, make_worker=FullWorker)
     with (
         Sweep(plan, out) as sweep,
-        pytest.raises(OptionError, match=r"No space left on device\. Free some space"),
+        pytest.raises(DraftscopeError, match=r"No space left on device\. Free some space") as full,
     ):
         list(sweep.run(execute))
+    assert not isinstance(full.value, OptionError), "no option is to blame for a full disk"
     assert read_results(out / RESULTS_FILE).n == 1, "the second job is to do"
     (out / "room").touch()
     with Sweep(plan, out) as sweep:
@@ -144,8 +145,9 @@ def test_a_row_that_finds_no_room_ends_a_sweep_that_goes_on(tmp_path: Path) -> N
     with Sweep(plan, out, traces=False) as sweep:
         n_pages = sweep._writer._file.execute("PRAGMA page_count").fetchone()[0]
         sweep._writer._file.execute(f"PRAGMA max_page_count = {n_pages}")
-        with pytest.raises(OptionError, match="database or disk is full"):
+        with pytest.raises(DraftscopeError, match="database or disk is full") as full:
             list(sweep.run(instantly_with_long_facts))
+    assert not isinstance(full.value, OptionError), "no option is to blame for a full disk"
     with Sweep(plan, out, traces=False) as sweep:
         assert sweep.n_done == 0
         list(sweep.run(instantly_with_long_facts))

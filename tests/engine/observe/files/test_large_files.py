@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import time
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +38,7 @@ from engine.observe.rounds.log_words import has_entries
 from engine.observe.rounds.stream_rounds import Addition, additions
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import Table, TraceStore
-from tests.bench.logs import STREAMS
+from tests.bench.logs import STREAMS, write_log
 from tests.support.captures import load
 
 
@@ -335,6 +336,29 @@ def test_each_series_of_counters_is_looked_at_once(monkeypatch: pytest.MonkeyPat
     samples, left_out = prometheus.only_samples("\n".join(lines).encode())
     assert len(seen) == len(set(seen)) < 100 and not left_out
     assert b"http_request" not in samples and samples.count(b"_drafts_total{") == 10
+
+
+@pytest.mark.parametrize(("kind", "most"), [("replies", 9), ("steps", 17), ("scrapes", 4)])
+def test_an_import_takes_a_few_times_the_size_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
+) -> None:
+    monkeypatch.setattr(prometheus, "_PIECE", 1 << 16, raising=False)
+    path = tmp_path / "kept"
+    write_log(path, kind, 1_500_000)
+    importing.import_file(TraceStore(), path)  # what the modules hold does not count
+    tracemalloc.start()
+    try:
+        importing.import_file(TraceStore(), path)
+        assert tracemalloc.get_traced_memory()[1] < most * path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+def test_ids_next_to_what_an_unknown_engine_counted_are_kept_as_numbers() -> None:
+    store, reply = TraceStore(), {"tokens": [*range(70)], "timings": {}}
+    reply |= {"num_draft_tokens": 30, "num_accepted_draft_tokens": 20}
+    fill(store, f"{json.dumps(reply)}\n".encode(), "a.json")
+    assert store.runs[0]["requests"][0]["unknown"]["tokens"] == [*range(70)]
 
 
 def test_a_long_log_is_read_in_pieces_between_which_it_can_be_given_up(
