@@ -36,11 +36,14 @@ class NgramModOptions:
 
     GROUP: ClassVar[str] = GROUP
     n_match: int = option(
-        24, "--spec-ngram-mod-n-match  tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
+        24,
+        "--spec-ngram-mod-n-match  length of the n-gram to look up",
+        SIZE,
+        FormRow("", 1, 1024, short="n"),
     )
     n_min: int = option(
         48,
-        "--spec-ngram-mod-n-min  a shorter find is thrown away",
+        "--spec-ngram-mod-n-min  shorter drafts are discarded",
         _FROM_ZERO,
         FormRow("", 0, 1024, short="min"),
     )

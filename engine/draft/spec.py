@@ -32,24 +32,24 @@ class ModelDraftOptions:
     GROUP: ClassVar[str] = "speculation"
     n_max: int = option(
         3,
-        "--spec-draft-n-max  longest draft of draft-*, tokens",
+        "--spec-draft-n-max  longest draft of draft-* drafters, in tokens",
         NumberRange(1, 64, "Choose a length from 1 to 64."),
         FormRow("n_max", 1, 64),
     )
     n_min: int = option(
-        0, "--spec-draft-n-min  a shorter draft is thrown away", FormRow("n_min", 0, 64)
+        0, "--spec-draft-n-min  shorter drafts are discarded", FormRow("n_min", 0, 64)
     )
     p_min: float = option(
         0.0,
-        "--spec-draft-p-min P  a draft ends before a token whose own probability is lower",
+        "--spec-draft-p-min P  a draft ends before the first token with a lower probability",
         NumberRange(0.0, 1.0, "Use 0 to switch it off."),
         FormRow("p_min", 0.0, 1.0),
     )
     draft_head: str = option(
         "auto",
-        "--spec-draft-head HEAD  what draft-mtp finds its tokens with, greedy and without "
-        "p_min: {either}. auto names candidates by a copy of the output head in two bits, and "
-        "the head judges them",
+        "--spec-draft-head HEAD  how draft-mtp finds its tokens if it drafts greedily and "
+        "without p_min: {either}. auto selects candidates with a 2-bit copy of the output head, "
+        "and computes exact logits only for these",
         choices=DRAFT_HEADS,
     )
 

@@ -45,14 +45,14 @@ class TimeLimits:
     GROUP: ClassVar[str] = "server"
     connect_timeout: float = option(
         10.0,
-        "--connect-timeout S  seconds within which a connection, or a whole short reply such "
-        "as that of /props, has to come",
+        "--connect-timeout S  time limit for a connection, and for a whole short reply such as "
+        "that of /props, in seconds",
         _SECONDS,
     )
     timeout: float = option(
         600.0,
-        "--timeout S  seconds that the server may let pass before the headers of a reply, "
-        "before its first event, and between two events; on a CPU a long prompt takes minutes",
+        "--timeout S  time limit for the headers of a reply, for its first event and between two "
+        "events, in seconds; on a CPU a long prompt takes minutes",
         _SECONDS,
     )
 

@@ -122,7 +122,7 @@ def test_a_value_that_cannot_be_is_refused_at_once(cli: Cli, words: list[str], s
         (["run", "--demo", "-fa", "on", "-p", "a"], "-fa has no counterpart here: attention"),
         (["run", "--demo", "-p", "a", "-fa"], "-fa has no counterpart here: attention"),
         (["run", "-hf", "a/b", "-p", "a"], "-hf has no counterpart here: nothing is downloaded"),
-        (["info", "--demo", "-cb"], "-cb has no counterpart here: sequences"),
+        (["info", "--demo", "-cb"], "-cb has no counterpart here: continuous"),
         (["run", "--demo", "-p", "a", "--n-max", "3"], "--n-max is --spec-draft-n-max here."),
         (["run", "--demo", "-p", "a", "--spec-type", "MTP"], "unknown. Choose from draft-mtp."),
         (["run", "--demo", "-p", "a", "--spec-type", "eagle3"], "Choose from draft-eagle3."),
