@@ -179,11 +179,11 @@ def _note(options: NgramModOptions) -> str:
 
 SPEC = DrafterSpec(
     NgramMod.name,
-    "tokens from a pool of n-grams that all sequences share",
+    "tokens from a pool of n-grams shared by all sequences",
     lambda inputs: NgramMod(inputs.options),
     NgramModOptions,
     lambda options: options.n_max,
     field="ngram_mod",
-    reasons={"pool-miss": "the pool does not know the next token"},
+    reasons={"pool-miss": "the pool has no next token"},
     note=_note,
 )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.sampling.distribution import TokenDraws
 
 DRAFT_HEADS = {
-    "auto": "a copy in two bits names the candidates where that is faster",
+    "auto": "a 2-bit copy selects the candidates where that is faster",
     "full": "the logits of the whole vocabulary",
 }
 
@@ -143,16 +143,16 @@ AHEAD, BEHIND = OUT_OF_STEP = "state-ahead", "state-behind"
 """Reasons of a drafter whose state does not match the text."""
 ADAPT = "adapt"
 COMMON_REASONS = {
-    ADAPT: "the rule of adaptive depth asks for no more tokens",
+    ADAPT: "the rule of adaptive depth allows no more tokens",
     AHEAD: "the drafter's state is that of a longer text",
     BEHIND: "the drafter's state is that of a shorter text",
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
+    "too-short-history": "fewer tokens than the n-gram and its continuation need",
     "no-match": "the n-gram has not occurred before",
     "p_min": "the next token was less probable than p_min",
-    "n_min": "shorter than n_min, thrown away",
+    "n_min": "shorter than n_min, discarded",
     "non-finite": "the drafter's logits are not finite",
     "grammar": "the grammar does not allow the next token",
-    "n_max": "drafts of no token were asked for",
-    "limit": "context or token limit leave no more room",
+    "n_max": "drafts of 0 tokens were requested",
+    "limit": "context or token limit reached",
 }
 """Reasons that any drafter may give for an empty or short draft."""

@@ -24,9 +24,9 @@ _ROUNDING = 1e-6
 
 NO_MATCH, TEXT_END, SHORT_MATCH, LOW_SHARE = "no-match", "text-end", "short-match", "low-share"
 REASONS = {
-    TEXT_END: "nothing stored goes on further, or not within the tree's depth",
-    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after so short a match",
-    LOW_SHARE: "too few of the matched places went the same way (min_token_prob)",
+    TEXT_END: "no longer continuation is stored, or not within the tree's depth",
+    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after a match of this length",
+    LOW_SHARE: "too few of the matches continue with the same token (min_token_prob)",
 }
 """Why a draft has no further tokens, in addition to NO_MATCH."""
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
@@ -401,7 +401,7 @@ class SuffixDrafter(Drafter):
 
 SPEC = DrafterSpec(
     SuffixDrafter.name,
-    "what most often followed the newest tokens, here and in earlier outputs",
+    "most frequent continuation of the newest tokens, here and in earlier outputs",
     lambda inputs: SuffixDrafter(inputs.options),
     SuffixOptions,
     lambda options: options.longest,
