@@ -30,6 +30,7 @@ _OTHERS = Path(__file__).with_name("other_files.toml")
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DATABASE_FULL = 13  # SQLITE_FULL
 PART = ".draftscope-"
 """Prefix of the temporary file that replaces a file once it is complete."""
 
@@ -49,7 +50,8 @@ def unwritable(
     """An error of this kind about what the system does not let us write. remedy: given unless the
     disk is full, for which no option is to blame."""
     reason = error.strerror or error if isinstance(error, OSError) else error
-    if isinstance(error, OSError) and error.errno in _FULL:
+    is_full = getattr(error, "sqlite_errorcode", None) == _DATABASE_FULL
+    if is_full or (isinstance(error, OSError) and error.errno in _FULL):
         remedy = "Free some space, or choose another disk."
         kind = DraftscopeError if kind is OptionError else kind
     return kind(f"{path} cannot be written: {reason}.", remedy)
@@ -332,10 +334,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError if `written_whole` could not write a file; removes what it tried."""
+def check_writable(path: Path) -> Path | None:
+    """The file that `written_whole` would replace, None for a pipe or device. Raises OSError if it
+    could not; removes what it tried."""
     if _stream(path) is not None:
-        return
+        return None
     target = _target(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -344,6 +347,7 @@ def check_writable(path: Path) -> None:
         if not probe.exists():
             probe.touch(exist_ok=False)
             probe.unlink()
+    return target
 
 
 def _stream(path: Path) -> Path | int | None:

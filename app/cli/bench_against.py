@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_head(args: argparse.Namespace, target: Path) -> bool:
-    """Whether speculation is compared: the model has an MTP head, and `none` was not given."""
+    """Whether speculation is compared: the model has an MTP head, and `none` was not given. Raises
+    OptionError if the trained context is too short for --depth."""
     with GgufFile.open(target) as file:
         info = describe(file)
     if info.n_ctx_train <= args.depth + _N_PROMPT:

@@ -208,7 +208,7 @@ def _loaded(session: Session) -> dict[str, str]:
 
 
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:
-    """The scenario of --scenario, None without it. `options`: of the arguments.
+    """The scenario of --scenario, None without it. options: those that the arguments give.
 
     Lanes of llama.cpp may be added to those of a scenario. Raises OptionError for an unknown name
     and for settings that conflict with it.

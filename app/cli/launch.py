@@ -67,7 +67,7 @@ def _traces(paths: list[Path]) -> dict[Path, Path]:
     if others := list(filter(Path.is_file, others)):
         from engine.observe.files.importing import recognise_file
 
-        # a reader knows more about a text than its beginning shows, such as a browser's recording
+        # readers look further into a text than recognition does, as for a browser's recording
         traces |= {p: p for p in others if b"\0" not in file_head(p, 64) or recognise_file(p)}
     return traces
 
@@ -186,7 +186,7 @@ def install_desktop() -> int:
 
 
 def remove_desktop() -> int:
-    """Remove what `install` wrote; exit status 0, also if there is nothing."""
+    """Remove what `install_desktop` wrote; exit status 0, also if there is nothing."""
     for path in _places().values():
         if path.exists():
             path.unlink()

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PAINTED = 2000
+"""Most tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
 _PATH_WORDS = {"none": "nothing undone", "": "path not known"}
-"""Tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -316,7 +316,7 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def _paths(job: ServerRun) -> dict[str, int]:
-    """Rounds by rollback path."""
+    """Rounds whose draft length is known, and those with a draft by rollback path."""
     rounds = job.trace.rounds
     found = Counter(rounds=0)
     drafted = rounds.column("num_draft_tokens").tolist()
@@ -413,8 +413,8 @@ class _RequestLines:
 
 
 def _fared(counts: Timings | None, totals: dict[str, Any], request: dict[str, Any]) -> str:
-    """The server's own last report on a request: rounds may still wait for its log. totals: from
-    its reply, used without timings."""
+    """The server's own last report on a request, because rounds may still wait for its log. totals:
+    the summary of its sequence, used for a reply without timings."""
     if counts is not None:
         totals = {"predicted_n": counts.predicted_n, "mean_acceptance_length": None}
         took, drafted, accepted = counts.predicted_ms, counts.draft_n, counts.draft_n_accepted

@@ -37,8 +37,8 @@ KINDS = {
 
 
 def module_of(subcommand: str) -> str:
-    """The module of a subcommand or of a kind of it, by default the first one; the window for
-    none."""
+    """The module of a subcommand, or of a kind of it, by default its first kind; the window's for
+    the empty name."""
     kind = f" {next(iter(KINDS[subcommand]))}" if subcommand in KINDS else ""
     name = f"{subcommand}{kind}".replace("-", "_").replace(" ", "_") or "launch"
     return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
         """Like argparse; also keeps the words for error messages."""
         self._words = list(args or ())
         short = [one for one in self._given() if one[:2] in self._option_string_actions]
-        if any(one in elsewhere()[0] for one in short):  # not -h, -f, -c with the other letters
+        if any(one in elsewhere()[0] for one in short):  # -hf is not -h with a value
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 

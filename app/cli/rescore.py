@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
         )
     session = open_session(args, target)
     found = list(_all_rescored(args, session, store, run_ids))
-    if args.trace is not None:
-        export(store, args.trace)
     if args.json:
         print_json({"model": str(target), "runs": [asdict(one) for one in found]})
     else:
@@ -68,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
                 print_line(
                     f"{finding.severity}: {finding.rule}: {finding.message} {finding.evidence}"
                 )
+    if args.trace is not None:
+        export(store, args.trace)
     return int(any(one.n_changed for one in found))
 
 
@@ -125,7 +125,8 @@ def rescored(
 def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
-    """Rescore those runs that allow it; a note says why others do not."""
+    """Rescore those runs that allow it; a note says why others do not. Raises NothingToRescoreError
+    if none does."""
     from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)

@@ -76,7 +76,7 @@ def _token(token: PartingToken) -> str:
     if token.after_round is not None:
         before = f"after the rollback of round {token.after_round}"
     short = ""
-    if (gap := token.short) is not None:  # no smaller than the rounding of logits
+    if (gap := token.short) is not None:  # shown no finer than the rounding of logits
         said = "less than 0.0001" if 0 < gap < 1e-4 else f"{gap:.2g}"
         short = f", {said} below the highest logit"
     if token.round is None:

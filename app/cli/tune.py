@@ -46,7 +46,7 @@ _ASKED = ("n_predict", "seed", "ignore_eos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # without a seed the first prompts; a server is asked for more tokens
+    # seed and n_predict stay unset: no seed takes the first prompts, a server gets more tokens
     decoding = [
         replace(one, default=N_PREDICT) if one.field == "n_predict" else one
         for one in grouped(RunOptions, "decoding")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _running(text: str) -> dict[str, str]:
     pairs = [word.partition("=") for word in text.split(",")]
     if not all(name and url for name, _, url in pairs):
-        raise argparse.ArgumentTypeError("write NAME=URL, several with commas between them")
+        raise argparse.ArgumentTypeError("write NAME=URL, several separated by commas")
     return {name: url for name, _, url in pairs}
 
 
@@ -110,17 +110,18 @@ def _tune_server(args: argparse.Namespace) -> int:
     if args.json is not None:
         data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
         write_json(args.json, data)
-    return 0
+    return 0 if found.verdict.chosen else 1
 
 
 def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
-    """with_texts: whether texts with and without drafts must be equal."""
+    """Result lines. with_texts: say how many texts equal those without drafts."""
     width = max(map(len, found.screened))
     yield f"measured once, with {found.n_predict} tokens per prompt:"
     for name, (speed, rate) in found.screened.items():
         accepted = "" if rate is None else f"  acceptance {rate:.3f}"
         yield f"  {name:<{width}} {speed:>9.1f} tok/s{accepted}"
-    yield "in alternation:"
+    if found.confirmed:
+        yield "in alternation:"
     for one in sorted(found.confirmed, key=lambda one: -one.median):
         low, high = min(one.speeds), max(one.speeds)
         same = f", {one.same} of {one.n_prompts} texts as without drafts" if with_texts else ""
@@ -130,7 +131,8 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
         yield "do not speculate"
     if found.flags is not None:
         engine, flags, missing = found.flags
-        yield f"flags for {engine}: {flags or 'none'}"
+        whose = "" if found.verdict.chosen else " of the fastest so far"
+        yield f"flags{whose} for {engine}: {flags or 'none'}"
         yield from (f"  {words}" for words in missing)
 
 

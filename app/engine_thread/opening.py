@@ -122,7 +122,7 @@ class LocalSession:
         self._cache: PromptCache | None = None
         self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
-        """Conversations by trace and number, and their prompt formatting."""
+        """Conversations by trace, number and prompt formatting."""
 
     @property
     def compute(self) -> str:
@@ -130,8 +130,8 @@ class LocalSession:
 
     @property
     def memory(self) -> DeviceMemory:
-        """See engine.machine.device.device_memory; includes threads if they were chosen by a
-        trial."""
+        """See engine.machine.device.device_memory; if threads were chosen by a trial, the name
+        includes them."""
         from engine.machine.device import device_memory
         from engine.threads import chosen_by
 

@@ -15,7 +15,7 @@ from app.trace_models.shown_text import (
 from engine.trace.records import N_TOP
 
 BELOW = "below"
-"""Length of the recorded top lists: a missing token ranks below."""
+"""Precedes the length of a lane's recorded top list in the cell of a token that is not in it."""
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
     ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),

@@ -427,8 +427,8 @@ def _request(request: RequestFacts) -> list[str]:
 
 
 def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> list[str]:
-    """Columns by how they are known, and the missing ones: without a statement, a column is
-    observed if a row has a value, or if it belongs to a run that has ended."""
+    """Columns by how they are known, and the missing ones. The rows decide for a column without a
+    state, and after the end of the run also for one declared observed."""
     by_state: dict[str, list[str]] = {}
     for _, table, name in _LOOKED_FOR if tables else ():
         known = tables.get(table, {})

@@ -60,7 +60,7 @@ def short_count(n: int) -> str:
 
 
 def error_text(value: float | None) -> str:
-    """At most three significant digits; 0 is "exact", None a dash."""
+    """At most three significant digits; 0 is "exact", None a dash; also "not finite"."""
     if value is None:
         return NOT_OBSERVED
     if not math.isfinite(value):

@@ -24,7 +24,7 @@ MOST_ROUNDS = 4000
 """Most rounds used for an estimate, the newest ones."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
 _APART = 1.25
-"""Ratio of measured and estimated speed that is reported."""
+"""Ratio of measured and estimated speed from which the difference is reported."""
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules affected by p_min."""
 
@@ -133,12 +133,13 @@ def heat_map(found: TuneSurface) -> HeatMap:
 
 
 def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
-    """Whether the passes that a setting needs were not timed."""
+    """Whether the passes that a setting needs were timed too rarely."""
     return int(found.surface.n_max[cell[0]]) + 1 in found.surface.unmeasured_widths
 
 
 def _is_shown(found: TuneSurface) -> bool:
-    """Whether the fastest exceeds the run's own spread, or there is nothing to compare."""
+    """Whether the best setting is reported as such: the low end of its gain is at least LEAST_GAIN,
+    or it is the current one; without a current one, its passes were timed."""
     best = found.surface.best
     if best is None or found.current == best:
         return True
@@ -189,7 +190,7 @@ def note(found: TuneSurface) -> str:
 
 
 def _measured(found: TuneSurface) -> str:
-    """The run's own speed, if it differs from the estimate."""
+    """The run's own speed if it differs from the estimate, or why a lane has none."""
     if found.request[0].facts.lane:
         return " Lanes share their drafts, so their speed is not measured."
     if not _is_apart(found):

@@ -97,7 +97,7 @@ def shown_choice(name: str) -> QComboBox:
 
 
 def offer(box: QComboBox, items: Iterable[tuple[str, object]], chosen: object) -> None:
-    """Offer other items, each a text and its value, and choose the one of this value."""
+    """Replace the items, each a text and its value, and select the one with this value."""
     box.clear()
     for item in items:
         box.addItem(*item)

@@ -63,7 +63,7 @@ _INSPECTOR_CHARACTERS = 60
 _LANES_CHARACTERS = 110
 _INSPECTOR_SHARE = 0.26
 _TEXT_CHARACTERS = 44
-"""Width left for the text by panels that open on the right, if possible."""
+"""Width left for the text by panels that open on the right, if possible, characters."""
 _LEAST_SHARE = 0.4
 """Their least share of the text's width."""
 
@@ -382,8 +382,9 @@ class Docks:
         return window.width() * LAYOUTS[self.layout_name].right_share >= least
 
     def reveal(self, *names: str) -> None:
-        """Show docks or views, the first of them on top; tabs on the right that were all closed get
-        half the window, and the panels on the left keep their width."""
+        """Show docks or views, the first of them on top. Tabs on the right that were all closed get
+        the layout's share of the width, the inspector less, as far as the text has room; the panels
+        on the left keep their width."""
         window, first, left = self.window, self[names[0]], self._docks["model"]
         size = window.size()
         self.turn_to(names)

@@ -92,12 +92,14 @@ class RunControl:
             and state in (State.EMPTY, State.INSPECTED, State.READY),
             "run.compare": will_start and not served,
             "run.check_rollback": can_start and not served,
+            "run.sweep": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
 
     @property
     def _is_loading(self) -> bool:
-        return self._bridge.state is State.LOADING and not self._bridge.connecting
+        bridge = self._bridge  # it is also busy with measurements
+        return bridge.state is State.LOADING and bridge.is_opening and not bridge.connecting
 
     # -- models ----------------------------------------------------------------------------
 
@@ -116,8 +118,10 @@ class RunControl:
         self._panels.run_panel.use_first_prompt()
         self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3, then=then)
 
-    def ask_target(self) -> None:
-        """Let the user choose a model."""
+    def ask_target(self, folder: Path | None = None) -> None:
+        """Let the user choose a model, in this folder or the last one."""
+        if folder is not None:
+            self._settings.set_folder("model", folder)
         path = ask_model(self._window, self._settings, "Open model")
         if path is not None:
             self.open_model(path)
@@ -361,7 +365,7 @@ class RunControl:
         self.compare(StartComparison(request))
 
     def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
-        """Check the llama.cpp build of its lanes with the model in use."""
+        """Check the llama.cpp build of the lanes with the model in use."""
         self._panels.banners.clear()
         self._bridge.ask(CheckRollback(self._settings.llama_library, gates))
 
@@ -377,7 +381,7 @@ class RunControl:
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:
-        """Use this build for llama.cpp lanes from now on; empty: the default."""
+        """Use this build for llama.cpp lanes from now on; empty: an installed package."""
         try:
             path = Path(name.strip()).expanduser() if name.strip() else None
             if path is not None:

@@ -27,6 +27,7 @@ from app.engine_thread.jobs.files import (
     write_page_on,
     write_report_on,
 )
+from app.engine_thread.jobs.judging import RunSweep
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
 from app.saved.errors import log
 from app.saved.settings import unwritable
@@ -46,6 +47,7 @@ from app.window.dialogs.files import (
     place_page,
 )
 from app.window.dialogs.help import environment
+from app.window.dialogs.runs import SweepDialog
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import find_results
@@ -56,6 +58,7 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from app.panels.tune.results_view import ResultsView
+    from engine.experiments.sweep.plan import SweepPlan
 
 
 _AUTOSAVES = "autosave"
@@ -64,11 +67,9 @@ _JOIN_TIMEOUT = 5.0
 
 
 class Sessions(QObject):
-    """Belongs to one window. `data`: the user's data folder; without it nothing is autosaved, and
-    the end asks no question.
-
-    quit_choice: what to do with unexported runs at the end; None asks the user.
-    """
+    """Belongs to one window. data: the user's data folder; without it nothing is autosaved, and
+    closing asks no question. quit_choice: what to do with unexported runs at the end; None asks the
+    user."""
 
     message = Signal(str, int)
     """A sentence for the status line, with its milliseconds."""
@@ -131,7 +132,7 @@ class Sessions(QObject):
         self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
-        """Let the user choose traces."""
+        """Let the user choose traces, and open them."""
         if paths := ask_traces(self._window, self._settings):
             self.open(*paths)
 
@@ -333,7 +334,7 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        self._banners.take_down(self._unkept)  # the message of before there was a run
+        self._banners.take_down(self._unkept)  # the message from before the first run
         self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # shown once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
@@ -353,7 +354,7 @@ def _is_deleted(store: TraceStore) -> bool:
 
 
 class OpenedResults:
-    """Belongs to one window, whose panels are complete before anything is opened."""
+    """Result files of one window, whose panels are complete before anything is opened."""
 
     def __init__(self, panels: Panels, sessions: Sessions) -> None:
         self._bridge, self._panels, self._docks = panels.bridge, panels, panels.docks
@@ -365,7 +366,7 @@ class OpenedResults:
         view.again_asked.connect(lambda results: self.open(results.path))
 
     def ask(self) -> None:
-        """Let the user choose a file."""
+        """Let the user choose a file, and open it."""
         asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
         path = ask_file(*asked)
         if path is not None:
@@ -375,6 +376,25 @@ class OpenedResults:
         """Read a result file, or the one in a folder, and show it."""
         self._panels.banners.clear()
         self._bridge.ask(ReadResults(path), self._show)
+
+    def ask_sweep(self) -> None:
+        """Let the user choose what is swept, without blocking the window."""
+        dialog = SweepDialog(self._bridge, self._panels.run_panel, self._settings, self._window)
+        dialog.chosen.connect(self._sweep)
+        dialog.show()
+
+    def _sweep(self, plan: SweepPlan, traces: bool) -> None:
+        self._panels.banners.clear()
+        self._bridge.ask(RunSweep(plan, traces=traces), self._show_sweep)
+
+    def _show_sweep(self, job: RunSweep) -> None:
+        path, total = job.plan.path, len(job.plan.jobs)
+        if job.results is not None:
+            self._bridge.ask(ReadResults(job.results), self._show)
+        if job.n_done < total:
+            again = f"`draftscope sweep {path} --out {path.parent}` continues it."
+            said = f"The sweep ended after {job.n_done} of {total} jobs."
+            self._panels.banners.add("info", said, again)
 
     def _show(self, job: ReadResults) -> None:
         if job.found is not None:
@@ -408,32 +428,44 @@ _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
     """What a drop contains, None for nothing and for URLs, which are not fetched: a text, or
     models, the largest (the target) first and a split one by its first part; results of a sweep;
-    and traces by folder. Anything else is passed to the reader of other engines' files, which
-    reports errors."""
+    traces by folder; and folders of several models. Anything else is passed to the reader of other
+    engines' files, which reports errors."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths and data.hasUrls():
         return None
     if not paths:
         return text if (text := data.text()).strip() else None
-    models, results, traces = (list[Path]() for _ in range(3))
+    models, results, traces, folders = (list[Path]() for _ in range(4))
     for path in paths[:_MOST_LOOKED_AT]:
-        if path.suffix.lower() == ".gguf" and os.path.isfile(path):
-            first = path.with_name(_PART.sub("-00001", path.name))
-            models.append(first if os.path.isfile(first) else path)
-        elif (file := find_results(path)) is not None:
+        if (file := find_results(path)) is not None:
             results.append(file)
+        elif (trace := find_trace(path)) is None and (inside := _models(path)):
+            if len(inside) == 1:
+                models += inside
+            else:
+                folders.append(path)
         else:
-            traces.append(find_trace(path) or path)
+            traces.append(trace or path)
     models.sort(key=lambda path: path.stat().st_size, reverse=True)
-    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces))
+    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces, folders))
+
+
+def _models(path: Path) -> list[Path]:
+    """The model that a file is, or those in a folder."""
+    found = [path]
+    with suppress(OSError):
+        found = sorted(path.iterdir()) if path.is_dir() else found
+    found = [one for one in found if one.suffix.lower() == ".gguf" and os.path.isfile(one)]
+    firsts = ((one, one.with_name(_PART.sub("-00001", one.name))) for one in found)
+    return list(dict.fromkeys(first if os.path.isfile(first) else one for one, first in firsts))
 
 
 def _in_words(found: tuple[list[Path], ...] | str) -> str:
     if isinstance(found, str):
         return "the text"
-    *others, traces = ([path.name for path in some] for some in found)
+    *others, traces, folders = ([path.name for path in some] for some in found)
     names = [*chain(*others), *(traces if len(traces) < 2 else [f"{len(traces)} traces"])]
-    return " and ".join(names)
+    return " and ".join(names or [f"one of the models in {folders[0]}"])
 
 
 class DropTarget(QObject):

@@ -48,8 +48,8 @@ class StatusLine(QStatusBar):
     def __init__(self) -> None:
         super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
-        """What is awaited; the run's progress, or the lane on show; the model with the engine's
-        state."""
+        """What is awaited; the run's progress, or how a fork was rebuilt; the model with the
+        engine's state."""
         self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QMimeData, Qt
+from PySide6.QtCore import QMimeData, Qt, QTimer
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QMenuBar
 
@@ -218,6 +218,7 @@ class MainWindow(QMainWindow):
         handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
         handlers["run.drafter_diff"] = self.run_pairs.diff_drafters
+        handlers["run.sweep"] = self.opened_results.ask_sweep
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self.actions_by_id.on(handlers | control.handlers() | self.copies.handlers())
 
@@ -398,11 +399,13 @@ class MainWindow(QMainWindow):
         if isinstance(found, str):
             self.sessions.open_text(found)
             return
-        models, results, traces = found
+        models, results, traces, folders = found
         if models:
             self.open_model(*models, traces=traces)
         elif traces:
             self.sessions.open(*traces)
+        elif folders:  # later: the drag's source waits for the end of the drop
+            QTimer.singleShot(0, self, lambda: self.control.ask_target(folders[0]))
         for path in results:
             self.opened_results.open(path)
 

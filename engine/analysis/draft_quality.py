@@ -335,7 +335,7 @@ class DraftQuality:
 
     @classmethod
     def of(cls, drafts: JudgedDrafts, steps: np.ndarray) -> DraftQuality:
-        """Of some steps, bool [s]."""
+        """Figures of the chosen steps, bool [s]."""
         mine = steps[drafts.step] & drafts.is_judged
         rejected = steps[drafts.rejected_step]
         rank, index = drafts.rank[rejected], drafts.rejected_index[rejected]
@@ -378,7 +378,7 @@ class DraftQuality:
 
     @property
     def survival(self) -> Survival:
-        """How far the drafts come."""
+        """How many drafts survive to each index."""
         drafted, accepted = np.nonzero(self.counts)
         return Survival.of(drafted, accepted, self.counts[drafted, accepted])
 
@@ -401,7 +401,7 @@ class DraftQuality:
 
 
 def by_drafter(drafts: JudgedDrafts) -> dict[int, DraftQuality]:
-    """Of each drafter by itself, by its code in the store's texts."""
+    """Figures of each drafter, by its code in the store's texts."""
     return {
         int(code): DraftQuality.of(drafts, drafts.drafter == code)
         for code in np.unique(drafts.drafter)

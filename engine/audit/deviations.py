@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
+TAKEN_BACK = "tokens that were rejected right before"
 LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
 """Kinds of a wrong drafter state; DIFFERS: no hypothesis reproduces the recorded drafts."""
 
@@ -26,7 +27,8 @@ class Deviation:
     undecoded: the last token of a fully accepted draft is missing. place, step: the newest and the
     drafted entries, or only these, are moved by this many positions; stride: distance of drafted
     positions. off: drafted entries are moved by the number of previous "rounds", or of their
-    "drafted tokens" or "rejected tokens". newest: distance of its token, token: its id, guessed:
+    "drafted tokens" or "rejected tokens", or by the TAKEN_BACK; the newest one place times as far.
+    newest: distance of its token, token: its id, guessed:
     the "rejected" or the "last" one of the previous draft, if that was rejected; takes_back: its
     entry is replaced later. steady: all drafted tokens are paired with one row. drift: positions by
     which entries move in each round; restarts: positions of each round begin at 0. lacks: positions
@@ -161,8 +163,9 @@ OF_ENGINES = (
         for noticed in (False, True)
     ),
     *(
-        Deviation(AHEAD, f"drafted tokens are decoded too far by its number of {n}", off=n)
-        for n in ("rejected tokens", "drafted tokens", "rounds")
+        Deviation(AHEAD, f"{what} too far by one for each of its {n}", off=n, place=place)
+        for place, what in enumerate(("drafted tokens are decoded", "drafts are made"))
+        for n in ("rejected tokens", "drafted tokens", "rounds", TAKEN_BACK)
     ),
     *(
         replace(one, about=f"{one.about}, except for the newest", spares=True)

@@ -49,7 +49,7 @@ class FirstOccurrences:
 
 
 def slot_of(ngram: Sequence[int]) -> int:
-    """h = h * 2654435761 + token in 32 bits, modulo the number of slots."""
+    """Hash slot of an n-gram: h = h * 2654435761 + token in 32 bits, modulo the number of slots."""
     value = 0
     for token in ngram:
         value = (value * _FACTOR + token) & 0xFFFFFFFF
@@ -157,7 +157,7 @@ class NgramMap(NgramDrafter):
         return draft
 
     def _newest(self, length: int) -> int:
-        """The last start that leaves room for a key and a whole draft before the end."""
+        """The last start with room for a key and a whole draft before the end."""
         return length - self._n - self.n_max - 1
 
     def _match(self, state: _Map, history: History, ngram: list[int]) -> int:
@@ -193,7 +193,7 @@ class NgramMap(NgramDrafter):
         key.counted_to = match
 
     def _drop_from(self, state: _Map, length: int) -> None:
-        """Delete keys and values at or after `length`, and keys that reach across it."""
+        """Delete keys and values at or after `length`, and keys that extend beyond it."""
         for ngram, key in list(state.keys.items()):
             key.values = [value for value in key.values if value.start < length]
             reaches = key.start + self._n > length

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> DrafterSpec:
-    """A drafter with a model, whose module and class have its name."""
+    """A drafter with a model; its module and class are found by its name."""
 
     def make(inputs: DrafterInputs) -> Drafter:
         module = import_module(f"engine.draft.{name.replace('-', '_')}")
@@ -91,11 +91,11 @@ DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def model_drafters() -> list[str]:
-    """Names of the drafters that need an MTP head or a draft model."""
+    """Names of drafters that need an MTP head or a drafter file."""
     return [name for name, spec in DRAFTERS.items() if spec.needs]
 
 
 def meaning(reason: str) -> str:
-    """Why a draft is empty or short, in words; empty for a reason that no drafter gives."""
+    """Why a draft is empty or short, in words; empty for an unknown reason."""
     told = (COMMON_REASONS, *(spec.reasons for spec in DRAFTERS.values()))
     return next((reasons[reason] for reasons in told if reason in reasons), "")

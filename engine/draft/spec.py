@@ -26,7 +26,7 @@ DRAFT_HEADS = {
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftOptions:
     """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
-    product; a draft shorter than n_min is thrown away. draft_head: one of DRAFT_HEADS
+    product; a draft shorter than n_min is discarded. draft_head: one of DRAFT_HEADS
     (engine.model.mtp)."""
 
     GROUP: ClassVar[str] = "speculation"
@@ -101,12 +101,12 @@ class DrafterInputs:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """One drafter, as the command line, the forms, runs and readers of a trace know it.
+    """One drafter, for the command line, the forms, runs and readers of a trace.
 
-    about: what it drafts. make: raises OptionError where the models lack what it needs,
-    LookupCacheError for a file. options: dataclass of its options. field: where SpecOptions holds
-    that, empty where it is a part of SpecOptions itself. longest: tokens of its longest draft, from
-    its options. needs: None for drafters that look tokens up. branches: whether it drafts trees.
+    about: what it drafts. make: raises OptionError if the models lack what it needs,
+    LookupCacheError for a file. options: dataclass of its options. field: their field in
+    SpecOptions, empty if they are a base of SpecOptions itself. longest: length of its longest
+    draft, from its options. needs: None for lookup drafters. branches: whether it drafts trees.
     reasons: why a draft of it is empty or short, in addition to COMMON_REASONS. n_bytes: its own
     memory, from its options, the figures of its file, sequences, cells of each, and the compute
     mode. note: a sentence about its options, or empty.

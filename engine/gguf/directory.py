@@ -37,8 +37,8 @@ _SCALARS = {int(type_): struct.Struct("<" + code) for type_, code in _CODES.item
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file. Of a
-    type whose size is not known, `n_bytes` is the room that the tensor has."""
+    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file.
+    `n_bytes`: for a type of unknown size, the space up to the next tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorInfo:
     offset: int
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor can be used for one of this shape: dimensions of 1 may be missing at
+        """Whether the tensor can be used as one of this shape: dimensions of 1 may be missing at
         either end, and an unquantised one may be flattened."""
         if _core(self.shape) == _core(shape):
             return True
@@ -76,10 +76,10 @@ def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_directory(
     file: PartFile, part: int, allowance: HeadAllowance, cancelled: Callable[[], bool] = never
 ) -> Directory:
-    """Parse and check the head of a file; `part` is noted in every TensorInfo.
+    """Parse and check the head of a file; `part` is stored in every TensorInfo.
 
-    allowance: what is left of it for this part. Raises ModelFileError for anything that does not
-    fit the format, the file's size or the allowance, and Cancelled.
+    allowance: reduced by what this part uses. Raises ModelFileError for anything that does not fit
+    the format, the file's size or the allowance, and Cancelled.
     """
     cursor = Cursor(file, allowance, cancelled)
     version = _read_version(cursor)
@@ -194,8 +194,8 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
 
 
 def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, int, int]:
-    """Type, number of elements and bytes of a tensor, checked for plausibility; 0 bytes where the
-    size of the type is not known."""
+    """Type, number of elements and bytes of a tensor, checked for plausibility; 0 bytes if the size
+    of the type is unknown."""
     if type_id > LARGEST_TYPE:
         raise cursor.error(f"unknown tensor type {type_id}")
     type_ = tensor_type(type_id)
@@ -214,7 +214,7 @@ def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, in
 
 
 def _with_sizes(tensors: list[TensorInfo], size: int) -> list[TensorInfo]:
-    """Tensors whose type has no known size reach to the next one, or to the end of the file."""
+    """Tensors of a type of unknown size extend to the next one, or to the end of the file."""
     if all(info.n_bytes for info in tensors):
         return tensors
     ends = dict(pairwise(sorted({info.offset for info in tensors} | {size})))
@@ -247,7 +247,7 @@ def _refuse_overlaps(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
 # -- types of tensors ---------------------------------------------------------------------------
 
 LARGEST_TYPE = 1023
-"""Larger numbers count as damage: forks count to 400."""
+"""Larger numbers are treated as damage: forks use numbers up to 400."""
 
 _NEWER = {42: "Q2_0"}
 _REMOVED = {
@@ -287,8 +287,8 @@ _NEW, _OLD, _OF_IK, _OF_PRISM, _UNKNOWN = _REMEDIES
 
 
 class TensorType(NamedTuple):
-    """A tensor type by its number in a file: of the gguf package, a newer or older llama.cpp, or a
-    fork, which is named and cannot be decoded here.
+    """A tensor type by its number in a file: of the gguf package, of a newer or older llama.cpp, or
+    of a fork. Types that are not in the gguf package are only named, not decoded.
 
     name: ggml's. block: elements of a block of n_bytes; 1 and 0 if unknown. owner: the engine that
     writes it, empty for a type of the gguf package.
@@ -306,7 +306,7 @@ class TensorType(NamedTuple):
 
 
 def tensor_type(number: int) -> TensorType:
-    """The type that ggml, or the engine that has taken the number, means by it."""
+    """The type with this number in ggml, or in the engine that uses it."""
     if number in _KNOWN:
         return _KNOWN[number]
     return TensorType(f"type {number}", 1, 0, _UNKNOWN)

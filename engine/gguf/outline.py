@@ -74,8 +74,7 @@ def other_kind(file: GgufFile) -> tuple[str, str] | None:
 
 
 def bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Bytes by name of the type, with its owner if that is not llama.cpp; the largest share
-    first."""
+    """Bytes by type name, largest share first."""
     totals: dict[str, int] = defaultdict(int)
     for tensor in tensors:
         totals[tensor.type.name] += tensor.n_bytes
@@ -83,7 +82,7 @@ def bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
 
 
 def tokenizer_line(file: TypedMetadata) -> str:
-    """The tokenizer in one line, as far as the file has one."""
+    """The tokenizer in one line, "none" if the file has none."""
     found = {
         name: file.metadata.get(f"tokenizer.ggml.{name}")
         for name in ("model", "pre", "bos_token_id", "eos_token_id")
@@ -107,10 +106,10 @@ def tokenizer_line(file: TypedMetadata) -> str:
 
 
 def outline(file: GgufFile) -> dict[str, Any]:
-    """Name, architecture, kind, sizes and tokenizer of a file, as json can write them.
+    """Name, architecture, kind, sizes and tokenizer of a file, ready for JSON.
 
-    sizes: whole numbers that the architecture's own keys give, by the key without its prefix.
-    unknown_types: types of tensors that cannot be decoded here, with what writes them.
+    sizes: whole numbers under the architecture's own keys, by key without the prefix.
+    unknown_types: tensor types that cannot be decoded here, with the engine that writes them.
     """
     arch, tensors = file.architecture, file.tensors.values()
     other = other_kind(file)

@@ -1,4 +1,4 @@
-"""What a run is asked to do. Names and defaults are llama.cpp's wherever it has them."""
+"""Run options. Names and defaults are llama.cpp's wherever it has them."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
 MAX_REPLAYS = 8
-"""Attempts to replay accepted tokens by verifying them, after which they are trusted."""
+"""Attempts to replay accepted tokens by verifying them; after these they are trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Everything that decides the tokens and the cost of one run. Each field says what it is in its
-    help; beyond that:
+    """Everything that determines the tokens and the cost of one run. Fields are described by their
+    help; in addition:
 
-    n_rs_seq: None = as many as the longest draft of a drafter with a model, and none without one:
-    drafts that are looked up may have dozens of tokens, and that many planes would cost more memory
-    than they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
-    Non-finite logits that are allowed choose tokens that mean nothing.
+    n_rs_seq: None = the longest draft of a drafter with a model, and 0 without one: looked-up
+    drafts may have dozens of tokens, and that many planes would cost more memory than they save
+    time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
+    allow_non_finite: tokens chosen from non-finite logits are meaningless.
     """
 
     GROUP: ClassVar[str] = "memory"
@@ -193,7 +193,7 @@ class RunOptions:
 
     @property
     def plain(self) -> RunOptions:
-        """These options without anything that speculation brings in, for one sequence."""
+        """These options for one sequence, without anything that belongs to speculation."""
         return replace(
             self,
             parallel=1,
@@ -208,12 +208,9 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One sequence to continue, already tokenised. `text` is what a reader sees for it.
-
-    message_starts: indices of the tokens with which a user's messages start, as far as known: good
-    places for context checkpoints. n_written: tokens at its end that take the place of an answer:
-    no context checkpoint is made in them.
-    """
+    """One sequence to continue, already tokenised. text: for display. message_starts: indices of
+    the first tokens of user messages, as far as known: good places for context checkpoints.
+    n_written: tokens at its end that replace an answer: no context checkpoint is made in them."""
 
     tokens: tuple[int, ...]
     text: str = ""

@@ -1,5 +1,5 @@
-"""Bugs of the field that can be switched on, to learn what they do, and why one cannot act: which
-settings it needs, and whether a run has them."""
+"""Faults: known bugs that can be switched on to study them, and why one has no effect: the settings
+it needs, and whether a run has them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
-    shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
-    it acts where tokens are chosen, and not in lanes that are given theirs. drafter: the one that
-    has the step; such a fault spoils drafts alone, and shows in runs. in_cache: it acts where a
-    prompt takes up what an earlier one left, as in conversations."""
+    """about: what goes wrong. policies: those with the faulty step, empty for all. shown_by: a lane
+    of a comparison that shows it, with the fault added. in_sampler: it acts where tokens are
+    sampled, not in lanes that are given their tokens. drafter: the one with the faulty step; such a
+    fault spoils only drafts, and shows in runs. in_cache: it acts where a prompt reuses what an
+    earlier one left in memory, as in conversations."""
 
     about: str
     policies: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ FAULTS = msgspec.convert(_TABLES, dict[str, FaultSpec])
 LANE_FAULTS = {
     name: fault for name, fault in FAULTS.items() if not fault.drafter and not fault.in_cache
 }
-"""Those that show in a comparison."""
+"""Faults that show in a comparison."""
 
 MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}
-"""Those of them that act in lanes which are given their tokens, too."""
+"""Those of them that also act in lanes that are given their tokens."""
 
 
 def why_idle(
@@ -53,11 +53,12 @@ def why_idle(
     is_led: bool = False,
     has_cache: bool = False,
 ) -> str:
-    """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
-    empty if it can.
+    """Why a fault has no effect in a run of a hybrid model with these options, and what to change;
+    empty if it has one.
 
-    n_draft: tokens of the longest draft; None = what the drafters of the options may make.
-    is_led: its tokens are those of another lane. has_cache: it goes on from what another one left.
+    n_draft: tokens of the longest draft; None = the longest that the options' drafters may make.
+    is_led: its tokens are given by another lane. has_cache: it continues from an earlier run's
+    memory.
     """
     if FAULTS[fault].in_cache:
         return _why_nothing_is_taken_up(fault, options, has_cache=has_cache)
@@ -102,7 +103,7 @@ def notes_on(
     is_led: bool = False,
     has_cache: bool = False,
 ) -> list[str]:
-    """A sentence for each fault of these options that cannot act; see `why_idle`."""
+    """A sentence for each fault of these options that has no effect; see `why_idle`."""
     found = (
         (f, why_idle(f, options, n_draft, is_led=is_led, has_cache=has_cache))
         for f in options.faults
@@ -150,7 +151,7 @@ def _why_nothing_is_restored(
     if options.rollback == "checkpoint" or n_draft > n_snapshots:
         return ""
     if options.rollback == "planes" and _may_be_stale(options, n_draft, n_snapshots, n_pass):
-        return ""  # what the fault stale-plane would read is restored
+        return ""  # the state that the fault stale-plane would read is restored instead
     return (
         f"no draft is longer than the {n_snapshots} tokens that snapshots can roll back "
         f"(n_rs_seq), so no checkpoint is ever restored; lower --n-rs-seq to {n_draft - 1} or "
@@ -161,8 +162,8 @@ def _why_nothing_is_restored(
 def _may_be_stale(options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int) -> bool:
     """Whether the last pass of a verify batch may write fewer planes than a rollback may undo.
 
-    A batch of one token more than a pass holds leaves a last pass of one token; the equal split
-    keeps as many tokens together as snapshots reach, as far as a pass holds them.
+    If the batch has one token more than fits a pass, the last pass has one token; the equal split
+    keeps as many tokens together as snapshots reach, if they fit a pass.
     """
     if options.split == "seq":
         return n_draft >= n_pass

@@ -1,5 +1,5 @@
-"""Options of a build of llama.cpp under test, by its own names, and of the checks of its rollback.
-torch is not needed for them."""
+"""Options of a tested llama.cpp build, under its own names, and of the rollback checks. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CACHE_TYPES = {
     "q4_0": 2,
     "iq4_nl": 20,
 }
-"""Types of attention cells by llama.cpp's names, and their numbers in ggml."""
+"""llama.cpp's names of cell types, and their numbers in ggml."""
 FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 _MOST_DEPTHS, _DEEPEST = 16, 64
 DEPTHS = (1, 3, 8)
 
 
 def _layers(text: str) -> int:
-    """A number of layers; -1 and `all` are all."""
+    """A number of layers; -1 and `all` mean all."""
     if text in ("-1", "all"):
         return -1
     if not (text.isascii() and text.isdigit() and len(text) < 6):
@@ -37,7 +37,7 @@ def _layers(text: str) -> int:
 
 
 def _depths(text: str) -> tuple[int, ...]:
-    """Numbers of drafted tokens separated by commas; the default for none."""
+    """Draft lengths separated by commas; the default for an empty text."""
     words = text.split(",") if text else list(map(str, DEPTHS))
     if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= _DEEPEST for word in words):
         raise OptionError(
@@ -50,11 +50,8 @@ def _depths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LlamaSettings:
-    """Settings of models and contexts; what is not given here is fixed by what a lane needs.
-
-    n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of the file
-    too.
-    """
+    """Settings of models and contexts; all others are fixed by what a lane needs. n_batch: tokens
+    of a batch, None = those of a ubatch. load_mtp: also load the file's MTP blocks."""
 
     GROUP: ClassVar[str] = "llama.cpp"
     n_gpu_layers: int = option(
@@ -102,7 +99,7 @@ DEFAULT_SETTINGS = LlamaSettings()
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What is checked of a build, and at which settings."""
+    """What is checked in a build, and with which settings."""
 
     GROUP: ClassVar[str] = "gate"
     llama: LlamaSettings = part(LlamaSettings)
@@ -159,7 +156,7 @@ class GateOptions:
 
     @property
     def settings(self) -> LlamaSettings:
-        """Those of models and contexts."""
+        """The settings of models and contexts."""
         return replace(self.llama, n_batch=self.n_batch, load_mtp=self.mtp)
 
 

@@ -1,4 +1,4 @@
-"""What speculation is set by: the drafters in use, their options, how drafts are judged."""
+"""Options of speculation: drafters and their settings, and how drafts are judged."""
 
 from __future__ import annotations
 
@@ -48,13 +48,12 @@ def _widths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SpecOptions(LookupCacheOptions, ModelDraftOptions):
-    """Speculation: drafters in use, in any order, what they are set by, and the rule.
+    """Speculation: drafters in any order, their settings, and the acceptance rule.
 
-    adapt: a rule of engine.draft.adaptive. tree: widths of drafted trees. accept: how drafted
-    tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the target's
-    distribution. verify_max: what is cut off a draft is not judged, and does not count as drafted.
-    synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the output is
-    then invalid. All of them: engine.decode.acceptance.
+    adapt: a rule of engine.draft.adaptive. tree: widths of drafted trees. accept: "match" keeps the
+    tokens of plain decoding, "rejection" the target's distribution. verify_max: tokens cut off a
+    draft are not judged and do not count as drafted. synth_rates, synth_len: accept drafted tokens
+    at random instead of by the target; the output is then invalid. See engine.decode.acceptance.
     """
 
     GROUP: ClassVar[str] = "speculation"
@@ -129,7 +128,8 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
             raise OptionError(
                 "--spec-draft-n-min is negative or above --spec-draft-n-max.", "Lower it."
             )
-        # the floor ends a draft for the tokens drawn: throwing it away for that would favour others
+        # p_min ends a draft because of the tokens drawn: discarding it for that would favour other
+        # tokens
         if self.accept != "match" and self.n_min > 1 and self.p_min > 0.0:
             raise OptionError(
                 "--spec-accept rejection does not keep the target's distribution if "
@@ -178,20 +178,21 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
 
     @property
     def _specs(self) -> list[DrafterSpec]:
-        """Of the drafters in use that are known; a trace may name others."""
+        """The known ones among the drafters in use; a trace may name others."""
         return [DRAFTERS[name] for name in self.types if name in DRAFTERS]
 
     @property
     def synthetic(self) -> tuple[float, ...]:
-        """Rates of synthetic acceptance, empty while the target decides."""
+        """Rates of synthetic acceptance, empty if the target decides."""
         return acceptance_rates(self.synth_rates, self.synth_len, self.longest)
 
 
 def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -> tuple[float, ...]:
-    """Rate i is the probability that the first i + 1 drafted tokens are all accepted.
+    """Rates of synthetic acceptance: rate i is the probability that the first i + 1 drafted tokens
+    are all accepted.
 
     rates: these probabilities, one per token of the longest draft n_max. length: instead, the mean
-    of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
+    length of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
     Raises OptionError.
     """
     if not rates and length is None:

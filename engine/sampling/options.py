@@ -36,9 +36,9 @@ def parse_bias(text: str) -> tuple[int, float]:
 class SamplerOptions:
     """The sampler chain, in the order of engine.sampling.sampler; temp <= 0 is greedy.
 
-    repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
+    repeat_last_n: newest tokens, including the prompt, that the three penalties consider; 0 = none,
     -1 = all. logit_bias: token ids and what is added to their logits. json_schema, grammar_file:
-    paths of a file, at most one of them, that the output keeps to (engine.sampling.grammar).
+    path of a file with a constraint on the output, at most one of them (engine.sampling.grammar).
     """
 
     GROUP: ClassVar[str] = "decoding"

@@ -19,6 +19,7 @@ from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS
 from engine.long_work import ReportProgress
+from engine.plain_text import duration_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -27,6 +28,7 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
+    from engine.experiments.sweep.plan import SweepPlan
     from engine.observe.drafter_diff.diff import DrafterDiff
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _LONG_PAIR_S = 20.0
-"""Runs longer than this get fewer pairs."""
+"""If the two first runs take longer, seconds, fewer pairs are measured."""
 
 
 class JudgingJob(EngineJob):
@@ -156,8 +158,8 @@ class DiffDrafters(JudgingJob):
 
 
 class MeasureFidelity(JudgingJob):
-    """Measure the compute mode's fidelity on the model's own continuation of a text, loading the
-    file a second time. Its runs keep the result as a fact."""
+    """Measure the compute mode's fidelity on the model's own continuation of a text; modes other
+    than f32 load the file again in f32. Runs in the mode keep the result as a fact."""
 
     needs_rest = True
     found: FidelityFacts | None = None
@@ -255,6 +257,38 @@ class MeasurePlain(JudgingJob):
                 run.stop()
                 return None
         return summary(store, run.run_id)["predicted_per_second"] or None
+
+
+class RunSweep(JudgingJob):
+    """Run the jobs of a plan into its folder, in a process of their own, with nothing else running
+    here. When cancelled, the rows so far stay."""
+
+    needs_rest = True
+    results: Path | None = None
+    """Their file, once it has a row."""
+    n_done = 0
+
+    def __init__(self, plan: SweepPlan, *, traces: bool) -> None:
+        super().__init__()
+        self.plan, self._traces = plan, traces
+
+    def may_start(self, status: EngineStatus) -> bool:
+        return status.can_start
+
+    def run(self, worker: EngineWorker) -> State:
+        from engine.experiments.sweep.sweep import Sweep, one_by_one
+
+        worker.end_run()
+        progress, total = self.progress(worker.post), len(self.plan.jobs)
+        execute = partial(one_by_one, cancelled=self.cancelled.is_set)
+        with Sweep(self.plan, self.plan.path.parent, traces=self._traces) as sweep:
+            progress(0, total, f"sweep: job 1 of {total}")
+            for *_, left_s in sweep.run(execute):
+                self.results, self.n_done = sweep.path, sweep.n_done
+                if left_s is not None:
+                    left = f"about {duration_text(left_s)} left"
+                    progress(self.n_done, total, f"sweep: job {self.n_done + 1} of {total}, {left}")
+        return worker.rest()
 
 
 class EstimateSpeeds(SideJob):

@@ -36,7 +36,7 @@ _HINT = "Wheel, .tar.gz or folder of vLLM, SGLang, FLA, FlashInfer and others, o
 _FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
 _ABSENT = "–"
 _CHARACTERS = 10
-"""Of a target, at least."""
+"""Least width of the target field."""
 _FIRST = (
     "Runs rounds of draft, verify, accept and commit with rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
@@ -94,7 +94,7 @@ class ConformView(QWidget):
         from engine.conform.checks import CHECKS
 
         if outcome.check not in CHECKS and not outcome.needs:
-            return  # what only measures
+            return  # a check that only measures has no column
         if self.grid.columnCount() != len(CHECKS):
             self.grid.setColumnCount(len(CHECKS))
             self.grid.setHorizontalHeaderLabels(CHECKS)
@@ -206,7 +206,7 @@ class ConformView(QWidget):
         drawn = any(f.row_errors or f.depth_errors for f in faults)
         if drawn == self.plot.isHidden():
             self.plot.setVisible(drawn)
-            self._parts.setSizes([SAME, SAME if drawn else 0])  # or as low as the words
+            self._parts.setSizes([SAME, SAME if drawn else 0])  # hidden: as low as the words
         if chosen is None:
             return
         if chosen.needs:

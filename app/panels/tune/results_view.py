@@ -61,6 +61,7 @@ class ResultsView(QStackedWidget):
         self.table = plain_table(self.model, "Results")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.table.setSortingEnabled(True)
+        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # paths begin and end alike
         self.table.activated.connect(lambda index: self._ask_trace(index))
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._mark_selected())
         self.headline, self.note = ElidedLabel(), made(ElidedLabel, muted=True)

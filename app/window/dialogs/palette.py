@@ -31,7 +31,7 @@ from app.widgets.build import Fitting, made, vbox
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
-"""Share of the width for names: what a command does follows."""
+"""Largest share of the width for names; what a command does follows."""
 _ROWS = 14
 _ROW_PADDING = 8
 _OPENS = {"Panels": ("open",), "Layout": ("open",)}

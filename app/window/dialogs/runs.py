@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QAction, QPalette
@@ -21,18 +24,38 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_thread.bridge import Bridge
 from app.panels.inspector.step_facts import read_step
 from app.panels.inspector.step_table import alternatives
+from app.panels.run_panel import RunPanel
 from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
-from app.widgets.fields import add_row, file_path, new_form, text, typed_choice, whole
+from app.widgets.fields import add_row, choice, file_path, new_form, text, typed_choice, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
 from engine.errors import OptionError
+from engine.experiments.sweep.plan import (
+    CHAT,
+    COMPUTE,
+    DEVICE,
+    DRAFT_MODEL,
+    JOB_KEYS,
+    MODEL,
+    MOST_REPEATS,
+    OPTIONS,
+    REPEAT,
+    SPEC_TYPE,
+    THREADS,
+    settings_of,
+    typed_values,
+    write_plan,
+)
 from engine.fork import Fork
+from engine.gguf.binary import shorten
 from engine.options import RunOptions
+from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS
 
 LOOPBACK = "127.0.0.1"
@@ -277,7 +300,7 @@ class ForkDialog(ModelessDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """The entered token, -1 if empty, None if invalid."""
+        """The entered token, -1 for "none" or nothing, None if invalid."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None
@@ -300,3 +323,132 @@ def _other_tokens(fork: Fork) -> list[str]:
         for token_id, _, p, _ in alternatives(newest)
         if token_id != newest["token_id"]
     ]
+
+
+_SWEPT = 3
+_NOTHING = "nothing"
+_FIRST = "spec-draft-n-max", "1, 2, 3, 4"
+_SWEEP = (
+    "Each combination of the values below is a job: the prompts and all other options of Run "
+    "Settings, in its own process, which opens the model again. Results are shown in Tune."
+)
+_VALUES_TIP = "Comma-separated values; + joins names, as in draft-mtp+ngram-mod"
+_REPEAT_TIP = "Runs of each job; the median one counts, and the range of its speeds is shown"
+
+
+class SweepDialog(ModelessDialog):
+    """Asks what is swept. `chosen` gives a plan, written to its folder, and whether traces are
+    kept."""
+
+    chosen = Signal(object, bool)  # SweepPlan
+
+    def __init__(
+        self, bridge: Bridge, panel: RunPanel, settings: Settings, parent: QWidget
+    ) -> None:
+        super().__init__("Sweep", parent)
+        self._bridge, self._panel, self._settings = bridge, panel, settings
+        keys = {COMPUTE: JOB_KEYS[COMPUTE][0], THREADS: JOB_KEYS[THREADS][0]}
+        keys |= {key: one.option.about for key, one in OPTIONS.items() if one.option.row}
+        self.rows = [(choice({_NOTHING: "", **keys}, _NOTHING), text("")) for _ in range(_SWEPT)]
+        form = new_form()
+        for number, (key, values) in enumerate(self.rows, start=1):
+            hbox(key, (values, 1), of=(row := QWidget()), margins=(0, 0, 0, 0))
+            values.setMinimumWidth(30 * self.fontMetrics().averageCharWidth())
+            key.currentTextChanged.connect(self.tell)
+            values.textChanged.connect(self.tell)
+            row.setFocusProxy(key)
+            add_row(form, f"Option &{number}", row, _VALUES_TIP)
+            key.setAccessibleName(f"Option {number}")
+            values.setAccessibleName(f"Values of option {number}")
+            values.setToolTip(_VALUES_TIP)
+        self.repeat = whole(1, MOST_REPEATS, 1)
+        self.traces = made(QCheckBox, "Keep the &trace of each job", checked=True)
+        self.folder = file_path("")
+        name = time.strftime("draftscope-sweep-%Y%m%d-%H%M%S")
+        self.folder.setText(str(settings.folder("export") / name))
+        add_row(form, "&Runs each", self.repeat, _REPEAT_TIP)
+        add_row(form, "&Into", self.folder, "New folder for the plan, the results and the traces")
+        self.about = words(shrinks=True)  # names of files may be long
+        self._go = self.lay_out(words(_SWEEP), form, self.traces, self.about, act="&Start")
+        self.rows[0][0].setCurrentText(_FIRST[0])
+        self.rows[0][1].setText(_FIRST[1])
+        panel.options_changed.connect(self.tell)
+        bridge.state_changed.connect(self.tell)
+        self.setMinimumWidth(80 * self.fontMetrics().averageCharWidth())
+
+    def tell(self, *_: object) -> None:
+        """Say how many jobs it makes, or what is wrong."""
+        for key, values in self.rows:
+            one = OPTIONS.get(key.currentText())
+            values.setEnabled(key.currentText() != _NOTHING)
+            values.setPlaceholderText(", ".join(one.option.choices) if one else "")
+        try:
+            _, grids = self._parts()
+            n = sum(math.prod(len(v) for v in g.values() if isinstance(v, list)) for g in grids)
+            said = f"{counted(n, 'job')} on {self._target()}."
+        except OptionError as error:
+            grids, said = [], str(error)
+        self.about.setText(said)
+        self._go.setEnabled(bool(grids) and self._bridge.can_start)
+
+    def accept(self) -> None:
+        folder = Path(self.folder.text()).expanduser().absolute()
+        try:
+            settings, grids = self._parts()
+            swept = ", ".join(key for key in self._axes())
+            title = f"{swept} of {self._target()}"
+            plan = write_plan(folder, title, self._panel.texts(), settings, grids)
+        except OptionError as error:
+            self.about.setText(str(error))
+            return
+        self._settings.set_folder("export", folder.parent)
+        self.chosen.emit(plan, self.traces.isChecked())
+        super().accept()
+
+    def _target(self) -> str:
+        files = self._bridge.files
+        return "" if files is None else shorten(files.target.stem)
+
+    def _axes(self) -> dict[str, list[Any]]:
+        """The values of each option that is swept."""
+        axes: dict[str, list[Any]] = {}
+        for key, values in ((key.currentText(), values.text()) for key, values in self.rows):
+            if key in axes:
+                raise OptionError(f"{key} is listed twice.", "Write all its values in one row.")
+            if key != _NOTHING:
+                axes[key] = typed_values(key, values)
+        if not axes:
+            raise OptionError("No option is swept.", "Choose one and write its values.")
+        return axes
+
+    def _parts(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The settings of all jobs, and a grid for each choice of drafters: its file and the
+        options that have an effect with it. Raises OptionError."""
+        axes, files, opened = self._axes(), self._bridge.files, self._bridge.loaded_as
+        if files is None or opened is None or self._bridge.server is not None:
+            raise OptionError("No model is in use.", "Open one first.")
+        if not all(map(str.strip, self._panel.texts())):
+            raise OptionError("There is no prompt.", "Write one in Run Settings.")
+        if chat := self._panel.chat():
+            raise OptionError(
+                f"A sweep cannot set {', '.join(chat)} in the chat template.",
+                "Clear its variables in Run Settings.",
+            )
+        common = settings_of(self._panel.options()) | {
+            MODEL: str(files.target.absolute()),
+            COMPUTE: opened.compute,
+            DEVICE: opened.device,
+            CHAT: chat is not None,
+            REPEAT: self.repeat.value(),
+        }
+        grids = []
+        in_spec = {key for key, one in OPTIONS.items() if one.path[0] == "spec"}
+        for types in axes.pop(SPEC_TYPE, [""]):
+            names = (types or common.get(SPEC_TYPE, "")).split(",")
+            grid = {k: values for k, values in axes.items() if types != "none" or k not in in_spec}
+            if types:
+                grid[SPEC_TYPE] = types
+            for file in [file for file, name, _ in files.drafts if name in names][:1]:
+                grid[DRAFT_MODEL] = str(file.absolute())
+            grids.append(grid)
+        return common, grids

@@ -318,7 +318,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
         counts = replace(counts, pos=counts.at)
     sequences = [counts]
     if counts.is_by_round:
-        sequences = counts.by_sequence(most=_MOST_SLOPES)
+        sequences = list(counts.by_sequence(most=_MOST_SLOPES))
     falls = [fall for one in sequences if (fall := _fall(one)) is not None]
     if not falls:
         return

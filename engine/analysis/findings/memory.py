@@ -155,9 +155,9 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[Finding]:
 
 
 def _acceptance_rises(run: ExaminedRun) -> Iterator[Finding]:
-    if run.lane:
-        return  # lanes are given their accepted tokens
     rounds = run.rounds
+    if run.lane or not rounds.has_values("kv_cells_duplicate"):
+        return  # lanes are given their accepted tokens
     drafted, accepted = rounds["num_draft_tokens"], rounds["num_accepted_draft_tokens"]
     for seq, rows in rounds.by_sequence(run.is_later & (drafted > 0) & observed(accepted)):
         surplus = rounds["kv_cells_duplicate"][rows]

@@ -101,8 +101,7 @@ _SAME = {True: "yes", False: "NO", None: "n/a"}
 
 
 def suite_page(result: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
-    """result: of one suite, as engine.experiments.bench.suite_report and the command line put it
-    together."""
+    """The page for one suite. result: as suite_result and `bench suite --json` have it."""
     configurations = result["configurations"]
     model, last = result["model"], configurations[-1]
     return Report(

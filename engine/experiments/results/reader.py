@@ -115,7 +115,7 @@ class _SuiteFile(TypedDict):
 
 
 Row = tuple[dict[str, Any], dict[str, float | None]]
-"""Settings, by their keys in the plan of a sweep, and figures by name of schema.FIGURES."""
+"""Settings, by their keys in the plan of a sweep, and figures by name of FIGURES."""
 
 
 def kind_of_json(path: Path) -> str:

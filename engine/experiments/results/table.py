@@ -182,13 +182,12 @@ _MOST_KEYS = 256
 class ExperimentResults:
     """Finished jobs in the plan's order, [n].
 
-    path: of the file. facts: of the file, `kind` (schema.SUITE …) among them. planned: jobs of the
-    plan, of which n are finished. columns: figures
-    (schema.FIGURES) as float64, NaN where a job has none; `number`, the job's place in the plan,
-    as int64; `key`, `status` ("done" or "failed"), `error`, `finished` (UTC, ISO 8601) and
-    `output` (a hash of the generated tokens: equal where the texts are) as objects of str;
-    and each setting: float64 where all values are numbers or missing (NaN), else objects of str,
-    empty where missing. axes: settings with more than one value, in the plan's order.
+    path: of the file. facts: of the file, `kind` (SUITE …) among them. planned: jobs of the plan; n
+    of them are finished. columns: FIGURES as float64, NaN where a job has none; `number`, the job's
+    place in the plan, as int64; `key`, `status` ("done" or "failed"), `error`, `finished` (UTC, ISO
+    8601) and `output` (a hash of the generated tokens: equal where the texts are) as objects of
+    str; and each setting: float64 where all values are numbers or missing (NaN), else objects of
+    str, empty where missing. axes: settings with more than one value, in the plan's order.
     """
 
     path: Path
@@ -257,11 +256,10 @@ def results_of(
     descriptions: Mapping[int, str],
     places: Sequence[int] = (),
 ) -> ExperimentResults:
-    """Results from checked rows of a file (engine.experiments.results.table), in the plan's
-    order.
+    """Results from checked rows of a file, in the plan's order.
 
-    facts: `title` is checked to be text. places: numbers of the rows in the file, without it from
-    1. Raises TraceFileError for settings that are not written.
+    facts: `title` is checked to be text. places: numbers of the rows in the file, from 1 if not
+    given. Raises TraceFileError for settings that are not valid.
     """
     places = places or range(1, len(rows) + 1)
     settings = [checked_settings(path, at, row[6]) for at, row in zip(places, rows, strict=True)]

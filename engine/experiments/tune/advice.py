@@ -113,13 +113,15 @@ def outcome(recording: TuneRecording, setting: DraftSetting) -> Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """chosen: the configuration to use, PLAIN if none is shown to be faster. against_plain,
-    against_others: of the fastest measured one."""
+    """chosen: the configuration to use, PLAIN if none is shown to be faster, empty where the time
+    ended before that was decided, as `undecided` says. against_plain, against_others: of the
+    fastest measured one."""
 
     chosen: str
     fastest: str
     against_plain: SpeedComparison | None
     against_others: tuple[SpeedComparison, ...]
+    undecided: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -127,28 +129,37 @@ class Verdict:
         found = [one.words for one in (self.against_plain, *self.against_others) if one]
         if self.chosen == PLAIN:
             found.append("nothing is significantly faster than plain decoding: do not use drafts")
-        return found
+        return [*found, self.undecided] if self.undecided else found
 
 
-def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
-    """confirmed: the plain one and others; the fastest has most pairs."""
-    plain = next(one for one in confirmed if one.name == PLAIN)
+def verdict(
+    confirmed: Sequence[Confirmed], n_pairs: int = 0, once: Mapping[str, float] | None = None
+) -> Verdict:
+    """confirmed: the plain one and others; the fastest has most pairs. n_pairs: planned; fewer
+    decide where they show which is faster. once: speeds measured once, where there are none."""
+    known = confirmed or [Confirmed(name, (x,), 0, 0, ()) for name, x in (once or {}).items()]
+    plain = next(one for one in known if one.name == PLAIN)
     # by pairs, because effects of text or load apply to all of them
     others = sorted(
-        (one for one in confirmed if one is not plain),
+        (one for one in known if one is not plain),
         key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
     )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())
     fastest, *rest = others
-    against = compare(fastest, plain)
+    against, n = compare(fastest, plain), len(plain.speeds) * bool(confirmed)
+    against_others = tuple(compare(fastest, other) for other in rest)
+    if n < n_pairs and not against.is_shown:
+        words = (
+            f"not decided between {PLAIN} and {fastest.name}: the time ended after {n} of "
+            f"{n_pairs} pairs; so far {fastest.name} has {against.ratio:.2f} times the speed of "
+            f"{PLAIN}{'' if n else ', measured once'}"
+        )
+        best = fastest.name if against.ratio > 1 else PLAIN
+        return Verdict("", best, *((against, against_others) if n else (None, ())), words)
     is_faster = against.is_shown and against.wins * 2 > against.n
-    return Verdict(
-        fastest.name if is_faster else PLAIN,
-        fastest.name,
-        against,
-        tuple(compare(fastest, other) for other in rest),
-    )
+    chosen = fastest.name if is_faster else PLAIN
+    return Verdict(chosen, fastest.name, against, against_others)
 
 
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
@@ -196,7 +207,7 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
 
 
 def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
-    """Pareto-optimal simulated settings of this engine, by speed and memory; memory for some
+    """Pareto-optimal simulated settings of this engine by speed and memory, the latter for several
     numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)

@@ -23,7 +23,7 @@ _MOST_TRIALS = 5
 
 
 def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
-    """data: of engine.experiments.tune.tune.tune."""
+    """data: as engine.experiments.tune.tune.tune returns it."""
     n = len(data["prompts"])
     title = f"Settings for {shown(data['model'].get('name'))}"
     return Report(

@@ -56,7 +56,7 @@ class Eagle3Config:
 
     drafter: ClassVar[str] = "draft-eagle3"
     reads_behind_norm: ClassVar[bool] = True
-    """As in the reference implementation."""
+    """Whether tap n_layer is the row after the final norm, as in the reference implementation."""
     unused: ClassVar[tuple[str, ...]] = ()
     ties_head: ClassVar[bool] = False
     """Uses the target's head."""

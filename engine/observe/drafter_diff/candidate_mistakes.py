@@ -25,6 +25,10 @@ _LEADS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
+class OfText(partial[Candidates]):
+    """A Change that is given the text alone, as a sampler that is not shown what is drafted."""
+
+
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
     """Mistakes of an id map. ids: target ids by rows of the drafter's head (d2t)."""
     rows, offsets = range(len(ids)), [token - row for row, token in enumerate(ids)]
@@ -65,7 +69,6 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         about = f"logits are rounded to steps of {step:g}, and ties go to the {{}} id"
         for which, sign in (("lowest", 1), ("highest", -1)):
             yield about.format(which), partial(_rounded, step, sign)
-    yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
         # llama.cpp's penalties of repeated tokens
@@ -73,11 +76,16 @@ def of_choice() -> Iterator[tuple[str, Change]]:
         lowered = f"lowered by about {2 * x - 2:g}"
         weaker[f"{lowered} (presence penalty)"] = lambda v, _, x=x: v - 2 * (x - 1)
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
-    for (how, change), n in product(weaker.items(), _REACHES):
-        yield (f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n))
-    for n in (N_BEFORE, *(2**i for i in range(1, 6))):
-        about = f"none of the last {n} tokens is drafted again"
-        yield about, partial(_without_last, n)
+    ways: dict[str, Callable[..., Candidates]] = {
+        f"candidates in the last {n} tokens{{}} are {how}": partial(_penalised, change, n)
+        for (how, change), n in product(weaker.items(), _REACHES)
+    }
+    for n in (1, N_BEFORE, *(2**i for i in range(1, 6))):
+        about = f"no token of the last {n}{{}} is drafted"
+        ways[about] = lambda row, text, n=n: _without({*text[-n:]}, row, text)
+    for about, way in ways.items():
+        yield about.format(""), way
+        yield about.format(" of the text alone"), OfText(way)
 
 
 Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
@@ -173,10 +181,6 @@ def _of_parts(order: Sequence[int], size: int, row: Candidates, _: Sequence[int]
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _without_last(n: int, row: Candidates, text: Sequence[int]) -> Candidates:
-    return _without({*text[-n:]}, row, text)
 
 
 def _penalised(

@@ -27,7 +27,7 @@ from engine.observe.drafter_diff.operations import PHASES, in_place, of_cells, p
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
-from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows
+from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows, rounded_by_pass
 from engine.observe.drafter_diff.wrong_drafts import POWERS, in_passes, places_of
 from engine.session import Session
 
@@ -164,6 +164,12 @@ class Mistakes:
         if (own := self._text.table) is None:
             return
         yield self._of_table("the drafter normalises its rows", CHANGES["normed"](own))
+        ends = sorted({0, *self._text.starts, len(self._text.tokens)})
+        sizes = [end - start for start, end in pairwise(ends)]
+        for bits in (2, 3, 4):
+            about = f"rows are rounded to about {bits} bits, with one scale for each pass"
+            rows = mapped(self._target.rows, partial(rounded_by_pass, bits, sizes))
+            yield self._of_table(about, self._model.table(rows))
         for about, rows, layers in self._target.wrong(self._model.orders):
             yield self._of_table(about, self._model.table(rows, layers))
 

@@ -23,6 +23,7 @@ from engine.observe.drafter_diff.tensor_changes import (
     CHOOSE,
     FACTORS,
     OF_MATRICES,
+    ROUNDED,
     Given,
     Operation,
     TensorChange,
@@ -127,7 +128,8 @@ def part_changes(
 
 
 def of_cells(cells: Any) -> Iterator[PartChange]:
-    """Changes of what is written to attention memory."""
+    """Changes of what is written to attention memory, by the memory, or because it is computed
+    wrongly, for a block's rows too."""
     factors = {f"{x:.3g} times the right values": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
         "those of the previous token in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
@@ -144,9 +146,13 @@ def of_cells(cells: Any) -> Iterator[PartChange]:
     made["keys and values are exchanged in its memory"] = lambda k, v: (v, k)
     for about, change in made.items():
         changed = ((cells, "update", partial(_written, cells.update, change)),)
-        yield PartChange(STATE, about, changed, ["", "write", "draft"])
+        stage = STATE if about.endswith(_KEPT) else BLOCK
+        yield PartChange(stage, about, changed, ["", "draft"])
+        yield PartChange(STATE, about, changed, ["write"])
 
 
+_KEPT = (*ROUNDED, "Hadamard matrix", "the right values", "in its pass")
+"""Ends of changes that a memory makes of right keys and values."""
 _CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
 
 
@@ -243,11 +249,11 @@ def _operations(
             shape = getattr(one.given[key], "shape", None)
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
-                    change = with_changed({key: partial(_instead, table)})
+                    change = with_changed({key: lambda _, table=table: table})
                     about = f"{one.words} reads the target's {words} instead of its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
-            change = with_changed({1: partial(_lower_from, at)})
+            change = with_changed({1: lambda ids, at=at: ids - (ids >= at).to(ids.dtype)})
             about = f"{one.words} reads ids from about {at} on as one less"
             yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
@@ -258,14 +264,6 @@ def _operations(
             yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
-
-
-def _instead(other: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return other
-
-
-def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
-    return ids - (ids >= at).to(ids.dtype)
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:

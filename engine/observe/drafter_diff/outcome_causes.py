@@ -75,9 +75,10 @@ def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
     else:
         rounds = [((n, d.n_drafted), (d.n_accepted, d.n_drafted)) for d, n in known]
         way = _way_of(rounds, as_counted=True)
-        how = f", which gives {way}" if way else ": a stricter rule"
-        how += f", which accepts only those {stricter}" * bool(stricter and not way)
-        about = f"Drafted tokens are rejected although the target chose the same ones{how}."
+        how = f", which gives {way}" if way else f", which accepts only those {stricter}"
+        how *= bool(way or stricter)
+        about = "Drafted tokens are rejected although the target chose the same ones: a stricter "
+        about += f"rule{how}."
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
     return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)

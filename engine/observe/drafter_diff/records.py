@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import NamedTuple
@@ -372,7 +372,10 @@ def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
             f"{'AB'[which]} ends drafts before less probable tokens{floor} that {'BA'[which]} "
             "drafts: another p_min."
         )
-        if below and max(below) >= _SURE:
+        both = [{pair[which].pos0 for pair in some} for some in (whole, pairs)]
+        if ends := _after((a, b)[which], *both):
+            about = f"{'AB'[which]} drafts fewer tokens than {'BA'[which]}, only after {ends}."
+        elif below and max(below) >= _SURE:
             about = (
                 f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, even likely."
             )
@@ -424,18 +427,19 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
             yield counted(side, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
-        if ends := _after(side, stop):
+        rest = range(side.drafts[0].pos0 + 1, stop)
+        if ends := _after(side, {*side.plain} & {*rest}, rest):
             about += f", only after {ends}."
             yield Cause(CANDIDATES, side.name, about, f"position {start}", f"{len(none)} rounds")
             continue
         since = all(draft.pos0 < start for draft in side.drafts)
         is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
         if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
-            stage, cause = (ROWS, ("the rows or logits are NaN, or its context is full"))
+            stage, cause = ROWS, "the rows or logits are NaN, or its context is full"
             if is_apart:
                 stage, cause = STATE, f"its state does not match the text ({min(is_apart)})"
             elif is_non_finite:
-                cause = "the rows that it reads or its logits are not finite"
+                cause = "the rows that it reads or its logits are NaN or infinite"
             elif side.knows_all:  # this engine records non-finite values
                 stage, cause = STATE, "its context is full, or its limits allow no further drafts"
             about = f"{about}, from position {start} on" * since or about
@@ -451,14 +455,13 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
 
 
-def _after(side: DraftSide, stop: int) -> str:
-    """The outcome of drafts after which alone, and always, the next round has none; empty without
-    one."""
-    plain = {at for at in side.plain if side.drafts[0].pos0 < at < stop}
-    before = {draft.pos0: outcomes(draft) for draft in side.drafts if draft.pos0 < stop}
-    rounds = [*pairwise(sorted({*plain, *before}))]
+def _after(side: DraftSide, wrong: set[int], among: Collection[int]) -> str:
+    """The outcome of drafts after which alone, and always, the next round, if it is among these, is
+    a wrong one; empty without one. Rounds by position."""
+    before = {draft.pos0: outcomes(draft) for draft in side.drafts}
+    rounds = [*pairwise(sorted({*side.plain, *before}))]
     for end, words in OUTCOMES.items():
-        after = {at for last, at in rounds if end in before.get(last, ())}
-        if len(plain) >= _SHOWS_LENGTH and plain == after:
+        after = {at for last, at in rounds if at in among and end in before.get(last, ())}
+        if len(wrong) >= _SHOWS_LENGTH and wrong == after:
             return words
     return ""

@@ -34,7 +34,7 @@ from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
-from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, OfText
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
 from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Rows, Trials, n_right
 from engine.observe.drafter_diff.mistakes import Mistakes
@@ -340,8 +340,9 @@ class Redrafter:
             change = guess.change if guess and guess.deviation.acts(draft.pos0) else None
             if guess is not None and change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
+                drafted = [] if isinstance(change, OfText) else draft.tokens
                 rows = [
-                    change(row, [*known, *draft.tokens[:i]][-N_BEFORE:])
+                    change(row, [*known, *drafted[:i]][-N_BEFORE:])
                     if guess.acts(draft.pos0, i)
                     else row
                     for i, row in enumerate(rows)

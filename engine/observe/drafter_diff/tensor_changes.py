@@ -48,10 +48,15 @@ def halves(x: torch.Tensor) -> torch.Tensor:
     return x.roll(x.shape[-1] // 2, -1)
 
 
-def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as n_bits integers, scaled by their largest magnitude."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
+def rounded(n_bits: int, x: torch.Tensor, axes: Sequence[int] = (-1,)) -> torch.Tensor:
+    """Rows as n_bits integers, scaled by the largest magnitude along these axes, all if empty."""
+    step = x.abs().amax(tuple(axes), keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
+
+
+def rounded_by_pass(n_bits: int, sizes: list[int], x: torch.Tensor) -> torch.Tensor:
+    """The same with one scale for all rows of a pass."""
+    return torch.cat([rounded(n_bits, rows, ()) for rows in x.split(sizes)])
 
 
 def _as_e4m3(x: torch.Tensor) -> torch.Tensor:

@@ -301,6 +301,9 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
         if size < n:
             found[f"the prompt except its last {size} tokens"] = range(n - size)
             found[f"the first {size} tokens"] = range(size)
+    for every, nth in _EVERY.items():
+        for first in (0, every - 1):
+            found[f"every {nth} token from {first} on"] = range(first, len(text.tokens), every)
     return {where: places for where, places in found.items() if places}
 
 

@@ -32,7 +32,7 @@ from engine.files import (
     unpacked,
 )
 from engine.foreign import quick_json
-from engine.long_work import ReportProgress, watched
+from engine.long_work import ReportProgress, collections_wait, watched
 from engine.observe.files import records
 from engine.observe.files.capture import is_capture, read_capture, replay
 from engine.observe.files.line_words import READ, SIGNS
@@ -305,6 +305,7 @@ def recognise_file(path: Path) -> str | None:
     return recognise(file_head(path, _HEAD))
 
 
+@collections_wait()
 def import_file(
     store: TraceStore,
     path: Path,
@@ -389,7 +390,8 @@ def import_file(
         file = f"{file}, {_shown(later)}"
         return fill(store, data, file, kind, _content(later))
     if kind != PRINTED:
-        return fill(store, data, file, kind if name else None)
+        contents, data = [data], b""
+        return fill(store, contents, file, kind if name else None)
     text = rejoined("".join(texts_of([data])))
     of_log: list[int] = []
     is_program = "n_drafted" in text and "draft acceptance" not in text

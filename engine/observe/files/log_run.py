@@ -13,7 +13,6 @@ import numpy as np
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.long_work import collections_wait
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.column_names import SUM_DIGITS, mean_of
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
@@ -53,11 +52,10 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
     earlier: dict[ServerLog, RecordedRequest] = {}
     reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
     try:
-        with collections_wait():
-            for piece in [text] if isinstance(text, str) else utf8_of(text):
-                reader.feed(piece)
-            reader.end()
-            found = _write_servers(store, reader, earlier, file) + others.write(store, file)
+        for piece in [text] if isinstance(text, str) else utf8_of(text):
+            reader.feed(piece)
+        reader.end()
+        found = _write_servers(store, reader, earlier, file) + others.write(store, file)
         if not found:
             raise _nothing(file, reader, others)
     finally:

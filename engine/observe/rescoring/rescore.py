@@ -142,7 +142,7 @@ def rescore(
         why = texts[0].gap if texts else "The run has emitted no token."
         raise NothingToRescoreError(
             f"No token of run {run_id} can be re-scored. {why}",
-            "Choose another run, or record it with its prompt (`draftscope observe URL -p TEXT`).",
+            "Choose another run or model, or record its prompt (`draftscope observe URL -p TEXT`).",
         )
     known_rule = rule or rule_of(facts)
     rule = known_rule or AcceptRule()

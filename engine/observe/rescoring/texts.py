@@ -168,7 +168,9 @@ class TextReader:
         except DraftscopeError as error:
             return (), f"Its prompt is not known: {error.message}"
         if text is None:
-            return (), "Its prompt is not known."
+            foreign = ids[ids >= self._session.config.n_vocab].tolist()
+            what = f"has token {foreign[0]}, outside the vocabulary" if foreign else "is not known"
+            return (), f"Its prompt {what}."
         found = self._session.prompt(text).tokens
         if n and len(found) != n:
             return (), (f"Its prompt has {len(found)} tokens in this vocabulary, {n} in the run.")

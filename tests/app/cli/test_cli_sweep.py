@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.experiments.results.reader import read_results
+from engine.experiments.results.table import SUITE
+from engine.experiments.results.writer import ResultsWriter
 from engine.trace.reopen import open_trace
 from engine.trace.timings import timings
 from tests.app.cli.conftest import Outcome
@@ -63,6 +65,21 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert [job["status"] for job in again.json["jobs"]] == ["done", "failed", "done", "done"]
     listed = cli("sweep", plan, "--demo", "--out", out, "--list", "--json").json
     assert [job["has_result"] for job in listed["jobs"]] == [True] * 4
+
+
+def test_a_list_writes_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    listed = cli("sweep", "plan.toml", "--demo", "--list")
+    assert (listed.status, listed.out.count("to do")) == (0, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_a_list_is_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    with ResultsWriter(tmp_path / "suite", SUITE, "ten prompts", 3):
+        pass
+    listed = cli("sweep", "--demo", "--list", "--out", tmp_path / "suite")
+    assert (listed.status, "has results of `suite`" in listed.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State
 from app.panels.tokens.end_card import COMPARE, FINDING, TUNE, EndCard, NextStep, RunEnd, run_end
 from app.trace_models.run_facts import LiveNumbers
-from app.window.run_status import duration_text, progress_text
+from app.window.run_status import progress_text
 from app.window.window import MainWindow
 from engine.analysis.run_cost import PlainRatio
+from engine.plain_text import duration_text
 from engine.report.run import why_it_ended
 from engine.trace.facts import RequestFacts
 from engine.trace.run_ref import RunRef

@@ -227,7 +227,8 @@ def test_lines_are_those_of_the_file() -> None:
     [
         ("title = 'x'\nsteps = 3", "s.toml: steps is 3, not str"),
         ("title = 'x'\nsteps = 'context A'", "s.toml: steps is not a text between ''' and '''"),
-        ("steps = '''context A'''", "is incomplete"),
+        ("steps = '''context A'''", "has no title"),
+        ("about = 'x'", "has no title and no steps"),
         ("title = 'x'\n\nsteps = '''\ncontext A\njump A'''", "s.toml, line 5: 'jump'"),
         ("title = 'x'\nsteps = '''jump A'''", "s.toml, line 2: there is no context 'A'"),
         ("title = 'x'\nsteps = '''\ntitle A'''", "line 3: title is a key of the file"),

@@ -324,6 +324,19 @@ def test_no_bar_is_lost_between_pixels(view: RollbackView) -> None:
     assert shown == drawn.keys()
 
 
+def test_limits_do_not_cover_low_strips(view: RollbackView) -> None:
+    builder = TraceBuilder()
+    for seq_id in range(30):
+        builder.draft([], "a", ["x"], seq_id)
+    view.show_run(builder.run)
+    view.grab()
+    assert not any(line.isVisible() for line in view._limits)
+    assert view.legend.labels[0] == "n_rs_seq = 3"
+    view.resize(800, 900)
+    view.grab()
+    assert [line.isVisible() for line in view._limits] == [True] * 30
+
+
 def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
     builder = TraceBuilder()
     builder.prompt(["a"])

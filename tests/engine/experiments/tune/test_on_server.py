@@ -18,6 +18,8 @@ from engine.errors import ApiKeyError, OptionError, PeerLibraryError, ServerErro
 from engine.experiments.bench.llama_programs import free_port, served, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
+from engine.experiments.tune.advice import verdict
+from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import at_best, recorded
 from engine.experiments.tune.on_server import ServerPlan, tune_server
 from tests.support.fake_llama_server import drawn_rounds, round_ms, tokens_per_round
@@ -232,6 +234,40 @@ def test_an_answer_is_waited_for_until_the_time_is_over(slow: tuple[str, float])
 def test_a_slow_server_is_given_up_after_twice_the_time() -> None:
     with pytest.raises(ServerError, match="Give it more time with --budget"):
         tune_server(plan("--event-s", 0.1, most_s=3.0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are listed")
+@pytest.mark.parametrize(("n_fast", "n_pairs"), [(16, 2), (10, 0)])
+def test_the_pairs_measured_when_the_time_ends_give_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], n_fast: int, n_pairs: int
+) -> None:
+    """9 requests come before the pairs, 2 with their servers, 2 of each pair."""
+    requests, kept = tmp_path / "requests", tmp_path / "kept"
+    slow = command("--requests", requests, "--slow-after", n_fast, "--wait-s", 60, "--rate", 0.9)
+    words = ["--lengths", "3", "-n", "16", "--limit", "2", "--spec-type", "draft-simple"]
+    words += ["--spec-synth-rates", "0.9,0.8,0.7"]
+    assert main(["tune", "--server", slow, *words, "--budget", "4", "--keep", str(kept)]) == 1
+    out, _ = capsys.readouterr()
+    about = f"plain and draft-simple, n_max 3: the time ended after {n_pairs} of 6 pairs"
+    assert about in out
+    assert "do not speculate" not in out
+    assert "flags of the fastest so far for llama-server: --spec-type draft-simple" in out
+    assert ("in alternation:" in out) is (n_pairs > 0)
+    assert not _running(str(requests))
+
+
+def test_a_verdict_so_far_is_what_pairs_show() -> None:
+    plain, fast = Confirmed(PLAIN, (10.0,) * 7, 0, 0, ()), Confirmed("x", (12.0,) * 7, 0, 0, ())
+    once = {PLAIN: 10.0, "x": 9.0}
+    assert verdict([plain, fast], 12, once).chosen == "x", "seven equal signs show it"
+    few = [replace(one, speeds=one.speeds[:3]) for one in (plain, fast)]
+    open_ = verdict(few, 12, once)
+    assert (open_.chosen, open_.fastest) == ("", "x")
+    assert "after 3 of 12 pairs; so far x has 1.20 times" in open_.lines[-1]
+    assert "p 0.250" in open_.lines[0]
+    alone = verdict([], 12, once)
+    assert (alone.chosen, alone.fastest) == ("", PLAIN)
+    assert alone.lines == [alone.undecided]
 
 
 def _running(word: str) -> list[str]:

@@ -21,7 +21,14 @@ from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped, prompt_cause
+from engine.observe.drafter_diff.records import (
+    NEAR_CHOICE,
+    RULE,
+    Cause,
+    _dropped,
+    length_causes,
+    prompt_cause,
+)
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.files.importing import import_file
@@ -184,7 +191,7 @@ _STEP = ModelDrafter._step
 @pytest.mark.parametrize(
     ("reasons", "words", "stage"),
     [
-        ({"", "non-finite"}, "not finite", "target rows"),
+        ({"", "non-finite"}, "NaN or infinite", "target rows"),
         ({""}, "context is full", "target rows"),
         ({"", "limit"}, "its context is full", "drafter state"),
         ({"", "state-behind"}, "its state does not match the text", "drafter state"),
@@ -207,6 +214,32 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     assert not [*_dropped(*both, 50)]
     b.plain = range(18, 28, 2)
     assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]
+
+
+def test_drafts_may_be_shorter_only_after_a_rejection() -> None:
+    """Not by a floor on the probability, though a token that is left out is less sure."""
+    top = [{5: 0.4}, {5: 0.5}, {5: 0.6}]
+    kept = [3 if i % 3 else i % 2 for i in range(24)]
+    own = [RecordedDraft(i, 4 * i, [5] * 3, top, n, 0, 0.0, 3) for i, n in enumerate(kept)]
+    cut = [
+        two._replace(tokens=[5] * 2, tops=top[:2], n_drafted=2) if one.n_accepted < 2 else two
+        for one, two in pairwise([own[1], *own])
+    ]
+    a, b = (
+        SimpleNamespace(name=name, drafts=drafts, plain=[], text=[5] * 200, n_prompt=0)
+        for name, drafts in (("A", own), ("B", cut))
+    )
+    for side in (a, b):
+        side.prompt, side.reasons, side.looks_up, side.knows_all = (), set(), False, True
+        side.has_lengths, side.always_drafts, side.n_beyond = True, True, 0
+        side.advance = lambda _: None
+    both: Any = a, b
+    pairs: Any = [*zip(own, cut, strict=True)]
+    (cause,) = length_causes(*both, pairs)
+    assert cause.about == "B drafts fewer tokens than A, only after a rejection."
+    b.drafts = [*cut[:-1], cut[-1]._replace(n_drafted=2, tokens=[5] * 2)]
+    (cause,) = length_causes(*both, [*zip(own, b.drafts, strict=True)])  # type: ignore[arg-type]
+    assert "another p_min" in cause.about
 
 
 @pytest.mark.parametrize(("n_accepted", "words"), [(1, "fully accepted"), (0, "without acc")])

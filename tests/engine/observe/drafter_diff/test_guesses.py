@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.audit.deviations import CLEAN, Deviation
+from engine.audit.deviations import CLEAN, TAKEN_BACK, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.guesses import Guess, Trials
@@ -217,6 +217,19 @@ def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[
     redrafts = Redrafts(model, text, how)
     assert [redrafts._goes_on_from(draft, how) for draft in drafts] == tokens
     assert redrafts._goes_on_from(first, how) is None
+
+
+def test_positions_may_not_be_taken_back_after_a_rejection() -> None:
+    """Of a draft that follows another at once, by the tokens that were rejected of that one."""
+    _, text, model = _guess()
+    first, *drafts = _rounds()
+    text, how = replace(text, drafts=[first, *drafts]), Deviation("", "", off=TAKEN_BACK)
+    redrafts = Redrafts(model, text, how)
+    found = [redrafts._n_before(draft, how.off) for draft in [first, *drafts]]
+    rejected = [one.n_drafted - one.n_accepted for one in text.drafts]
+    assert found == [0, *rejected[:-1]] and any(found)
+    apart = replace(text, drafts=[first, drafts[0]._replace(pos0=first.pos0 + 40)])
+    assert Redrafts(model, apart, how)._n_before(apart.drafts[1], how.off) == 0
 
 
 class _Written(_Sums):

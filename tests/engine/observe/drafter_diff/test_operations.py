@@ -27,6 +27,7 @@ from engine.observe.drafter_diff.operations import (
     part_changes,
     sites,
 )
+from engine.observe.drafter_diff.records import BLOCK, STATE
 from engine.observe.drafter_diff.tensor_changes import (
     Operation,
     called_with,
@@ -130,7 +131,13 @@ def test_a_layer_has_parts_of_the_one_before_it() -> None:
 def test_a_memory_is_given_other_keys_or_values() -> None:
     given: list[Any] = []
     cells = SimpleNamespace(update=lambda *kv: given.append(kv))
-    ways = {one.about: one for one in of_cells(cells)}
+    made = [*of_cells(cells)]
+    ways = {one.about: one for one in made}
+    stages = {(one.about, phase): one.stage for one in made for phase in one.phases}
+    mixed = "keys are written to its memory as values"
+    assert [stages[mixed, phase] for phase in ("", "write", "draft")] == [BLOCK, STATE, BLOCK]
+    rough = "the keys written to its memory are rounded to about 4 bits"
+    assert stages[rough, ""] == STATE, "as a quantised cache"
     k, v = torch.randn(2, 1, 3, 2, 8, generator=torch.manual_seed(3))
     rotated = "rotated by a Hadamard matrix"
     for what, about in (("keys", rotated), ("values", "those of the previous token in its pass")):
