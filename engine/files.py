@@ -95,7 +95,7 @@ def _regular(path: Path, kind: type[DraftscopeError]) -> int:
         raise kind(f"{path} is not a regular file but a folder.", "Name a file in it.")
     raise kind(
         f"{path} is not a regular file but {'a pipe' if stat.S_ISFIFO(mode) else 'a device'}.",
-        "Save what it gives to a file first, and name that one.",
+        "Save its output to a file first, and name that file.",
     )
 
 
@@ -272,8 +272,8 @@ def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator
     for one, part in zip(parts[::2], parts[1::2], strict=True):
         found.setdefault(one, []).append(part)
     if len(found) > _MOST_SHOWN:
-        said = f"{name} shows more than {_MOST_SHOWN:,} files."
-        raise kind(said, "Name the files themselves, or fewer of them.")
+        said = f"{name} has more than {_MOST_SHOWN:,} files to read."
+        raise kind(said, "Name the files directly, and fewer of them.")
     yield from ((one.decode("utf-8", "replace"), b"".join(of)) for one, of in found.items())
 
 
@@ -290,13 +290,13 @@ _MOST_SHOWN, _MOST_PARTS = 1 << 10, 1 << 18
 def _too_large(name: str, most: int, kind: type[DraftscopeError]) -> DraftscopeError:
     return kind(
         f"{name} unpacks to more than {size_text(most)}.",
-        "Unpack it yourself, and split what comes out.",
+        "Unpack it yourself, and split the result.",
     )
 
 
 def _damaged(name: str, kind: type[DraftscopeError]) -> DraftscopeError:
     return kind(
-        f"{name} is a damaged gzip file: it is cut short, or more follows.",
+        f"{name} is a damaged gzip file: it is truncated, or has other data at its end.",
         "Copy or download it again, or unpack it.",
     )
 

@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             tell(f"note: {lane.name}: {note}")
     if args.bound is not None and args.bound < 0:
-        raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
+        raise OptionError("--bound is negative.", "Use 0 to accept only equal logits.")
     check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
@@ -233,9 +233,9 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
     joins = all(lane.llama or lane.kind == PEER for lane in more) and (scenario.lanes or not more)
     if args.sources or not joins or args.chat or options != RunOptions():
         raise OptionError(
-            f"Scenario {scenario.name!r} has prompts, options and lanes of its own.",
-            "Give only a model, lanes of llama.cpp in addition to its own, --compute, --threads, "
-            "--bound, --json and --trace with it.",
+            f"Scenario {scenario.name!r} has its own prompts, options and lanes.",
+            "Give only a model, lanes of llama.cpp, --compute, --threads, --bound, --json and "
+            "--trace with it.",
         )
     return replace(scenario, lanes=(*scenario.lanes, *more))
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     live = [_is_here(source) or source.startswith(_URLS) for source in sources]
     if all(live) and args.prompt is None:
         raise OptionError(
-            "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
+            "Both have to be decoded, without a prompt.", "Give one with -p, or name a trace."
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET

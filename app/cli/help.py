@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         near = get_close_matches(topic, topics, n=2, cutoff=0.6)
         raise OptionError(
             f"There is no page {args.topic!r}.",
-            f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(topics)}.",
+            f"Did you mean {' or '.join(near)}?" if near else f"Choose from {', '.join(topics)}.",
         )
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     print_pages(plain_text(help_page(topic), width))

@@ -296,7 +296,7 @@ def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: An
     _Declaration(parser, given).add(_with_shared("".join(f"{line}\n" for line in lines)))
     for flag in (flag for action in parser._actions for flag in action.option_strings):
         if is_given(args.words, flag):
-            raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
+            raise OptionError(f"{flag} has no effect without {needed}.", "Leave it out.")
 
 
 def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -323,7 +323,7 @@ def positive(text: str) -> int:
     """An integer from 1, as an argparse type."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return number
 
 
@@ -371,7 +371,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     """Token ids separated by commas or spaces, as an argparse type."""
     words = text.replace(",", " ").split()
     if not words:
-        raise argparse.ArgumentTypeError("there is no token id")
+        raise argparse.ArgumentTypeError("no token id is given")
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) < 10):
             raise argparse.ArgumentTypeError(
@@ -416,7 +416,7 @@ def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
             target = check_output(path, option)
             if target is not None and (named[str(target)] > 1 or target in written):
                 raise OptionError(
-                    f"{option} {str(path)[:80]} is named twice in this command.",
+                    f"{option} {str(path)[:80]} is given twice in this command.",
                     f"Name another file with {option}.",
                 )
             written.add(target)

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, target, drafts, options)
     if fork:
         fork.check_model(session.identity, session.compute, session.content)
-        tell(f"rounds 0 to {fork.round - 1} of {fork.parent} are decoded again")
+        tell(f"decoding rounds 0 to {fork.round - 1} of {fork.parent} again")
         prompts = [
             Prompt(one.tokens, session.tokenizer.decode(one.tokens)) for one in fork.prompts()
         ]
@@ -142,7 +142,7 @@ def _fork(args: argparse.Namespace) -> Fork:
         if given:
             raise OptionError(f"{name} cannot be combined with --from.", "Leave one out.")
     if (args.round is None) == (args.position is None):
-        raise OptionError("--from needs one of --round and --position.", "Give one of them.")
+        raise OptionError("--from needs either --round or --position.", "Give one of the two.")
     store = open_trace(args.fork_from)
     run_id = args.from_run if args.from_run is not None else min(store.runs, default=0)
     if run_id not in store.runs:
@@ -175,7 +175,7 @@ def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
     for name, path in there.items() if args.spec_draft_model else ():
         if types and name not in types:
             raise OptionError(
-                f"{path.name} is for {name}, and --spec-type is {','.join(types)}.",
+                f"{path.name} is for {name}, which is not among --spec-type {','.join(types)}.",
                 f"Add {name} to --spec-type, or leave out -md.",
             )
     return [there[name] for name in types if name in there]
@@ -356,15 +356,15 @@ def turn_facts(turn: Turn) -> Iterator[str]:
     yield from processed_lines(record)
     if turn.rewritten_at is not None:
         yield (
-            f"the text so far has other tokens from {turn.rewritten_at:,} on than were written: "
-            "an end token, the chat template or the tokenizer makes the difference"
+            f"from token {turn.rewritten_at:,} on, the text so far has other tokens than were "
+            "generated, because of an end token, the chat template or the tokenizer"
         )
     places = ", ".join(f"{n:,}" for n, _ in record.held)
     n_bytes = sum(size for _, size in record.held)
     line = "context checkpoints: " + (f"at {places} ({size_text(n_bytes)})" if places else "none")
     for what, found in (
         ("saved", [one.n_tokens for one in record.created]),
-        ("made room", record.evicted),
+        ("evicted", record.evicted),
         ("erased", record.erased),
     ):
         if found:
@@ -383,7 +383,7 @@ def _total_lines(turns: list[Turn]) -> Iterator[str]:
     yield (
         f"{counted(len(records), 'turn')}: {n_all:,} prompt tokens, {n_reused:,} reused, "
         f"{n_all - n_reused:,} processed, {n_again:,} of these again; "
-        f"{counted(hits, 'turn')} began at a context checkpoint"
+        f"{counted(hits, 'turn')} started from a context checkpoint"
     )
 
 

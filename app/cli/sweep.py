@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray is None:
         refuse_given(args, "--ray", "--ship")
     if plan.n_equal:
-        tell(f"{plan.n_equal} jobs equal another one and are left out")
+        tell(f"{plan.n_equal} jobs are the same as another one and left out")
     folder = args.out or Path(f"{plan.path.stem}-sweep")
     if args.list:
         return _list(args, plan, folder)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
                 left = f" ({duration_text(left_s)} left)" if left_s is not None else ""
                 tell(f"{place} {_said(job, result, sweep.varying)}{left}", name="")
         except (KeyboardInterrupt, DraftscopeError):
-            tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
+            tell(f"{sweep.n_done} of {sweep.total} jobs are done; repeat the command to resume")
             raise
     results = read_results(sweep.path)
     deliver_report(args, lambda words: sweep_report(results, words))

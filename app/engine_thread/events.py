@@ -122,7 +122,7 @@ def failure(error: BaseException) -> DraftscopeError:
     log.error("the engine failed", exc_info=error)
     return DraftscopeError(
         f"The engine failed: {type(error).__name__}: {error}.",
-        "What was recorded is still there; the log has the details (Help, Copy report).",
+        "The recorded rounds are kept; the log has the details (Help, Copy report).",
     )
 
 

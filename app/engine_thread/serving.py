@@ -135,7 +135,7 @@ class ServedSession:
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Always refused with OptionError."""
         raise OptionError(
-            "A server's memory cannot be looked into, so no conversation is held with it here.",
+            "A server's memory cannot be inspected, so it cannot run conversations here.",
             "Open the model's file.",
         )
 
@@ -147,7 +147,7 @@ class ServedSession:
 
     def compare(self, *_: object) -> NoReturn:
         """Always refused with OptionError, like the other two."""
-        raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
+        raise OptionError("A server has no logits to compare lanes by.", "Open its model.")
 
     play = check_rollback = compare
 

@@ -262,7 +262,7 @@ def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
             shutil.copyfile(path, part)
         where = f"They are kept as {kept}."
     except DraftscopeError:
-        where = f"They could not be copied next to {path}."
+        where = f"No copy of them could be made next to {path}."
     store.clear()
     store.setValue(VERSION_KEY, VERSION)
     return f"The settings {what}, so defaults are used. {where}"

@@ -245,18 +245,18 @@ def _in_words(verdict: LaneVerdict, bound: float, undone: str) -> str:
     if verdict.verdict == "failed":
         return f"The lane had to stop: {verdict.error}"
     if not verdict.n_positions:
-        return "Nothing is compared yet."
+        return "No position is compared yet."
     if verdict.verdict == SUSPECT:
         where = f"position {verdict.first_pos}, round {verdict.first_round}"
         return f"Diverges first at {where}, {undone}."
     if f := verdict.fork:
         return (
-            f"Free-running; chose another token first at position {f.pos}, round {f.round}, where "
-            f"the reference's two best logits lie {error_text(f.top2_gap)} apart."
+            f"Free-running; first chose another token at position {f.pos}, round {f.round}, where "
+            f"the reference's two highest logits differ by {error_text(f.top2_gap)}."
         )
     if verdict.verdict == "mode":
         return (
-            f"Distance of {verdict.mode} from the reference: worst NMSE "
+            f"Error of {verdict.mode} against the reference: worst NMSE "
             f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
         )
     if verdict.verdict == "exact":

@@ -23,8 +23,8 @@ _MEASURES = (
     ("top1_equal", "top-1", "Whether both have the same most probable token"),
     ("rank", "rank", "Rank of the chosen token among the lane's logits, from 1"),
     ("state_error", "state", "Worst layer's relative error of its state after this round"),
-    ("conv_error", "window", "The same of windows: last rows of inputs"),
-    ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
+    ("conv_error", "window", "The same for convolution windows"),
+    ("cells_differ", "cells", "KV cells in one lane only, or duplicates"),
 )
 
 

@@ -333,8 +333,8 @@ def _stop(stops: list[str] | None, error: str) -> str:
 
 
 _WAYS = {
-    "ask": "asked by this window",
-    "proxy": "watched between its clients and the server",
+    "ask": "requested by this window",
+    "proxy": "recorded between its clients and the server",
     "log": "read from the server's log",
     "light-log": "read from the server's log, counts only",
     "record": "read from a file",

@@ -93,5 +93,5 @@ _FIELDS = {
     for flag in placed.option.flags
 }
 _PAGE = re.compile("`draftscope help [a-z-]+`")
-_TERMINAL = re.compile(", or say --[a-z-]+ [A-Z]+")
+_TERMINAL = re.compile(", or name its format with --[a-z-]+ [A-Z]+")
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w-])")

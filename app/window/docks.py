@@ -89,7 +89,7 @@ class _Shortcut(QObject):
 
 
 _BUTTONS = (
-    ("float", "float", "Take the panel out of the window, or put it back"),
+    ("float", "float", "Undock the panel from the window, or dock it again"),
     ("close", "close", "Close the panel"),
 )
 """Buttons in a dock's title: Qt's name, the drawing, and the tooltip."""

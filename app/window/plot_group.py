@@ -60,7 +60,7 @@ PLOTS = (*OVER_ROUNDS, *_WHOLE)
 """Names of the docks that hold plots."""
 SUFFIXES = (".png", ".svg", ".csv")
 _SCALE = 2.0
-_FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
+_FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of the visible part (*.csv)")
 
 
 class PlotGroup:
@@ -190,7 +190,7 @@ class PlotGroup:
     def _chosen_or_told(self) -> PlotView | None:
         view = self.chosen()
         if view is None:
-            self._report("info", "There is no plot with data in sight.", "Open one and press Run.")
+            self._report("info", "No visible plot has data.", "Open one and press Run.")
         return view
 
 

@@ -181,7 +181,7 @@ class RunControl:
         banners = self._panels.banners
         if job.unsure:
             again = partial(self._rescore, job.ref, job.target, assume_same=True)
-            banners.add("warning", job.unsure, "", ("&Re-score all the same", again))
+            banners.add("warning", job.unsure, "", ("&Re-score anyway", again))
         elif job.found is not None:
             severity = "error" if job.found.n_changed else "info"
             self._panels.run_banners.add(job.ref, severity, rescored_sentence(job.found))
@@ -197,7 +197,7 @@ class RunControl:
     def _wait(self, name: str, begin: Callable[[], None]) -> None:
         """Start something once the loading model is in use."""
         self._waiting = begin, self._bridge.loaded_as
-        words = f"{name} begins when the model is loaded; Stop (Shift+F5) takes it back"
+        words = f"{name} starts when the model is loaded; Stop (Shift+F5) cancels it"
         self._panels.status.say(waiting=words)
         self._enable()
 
@@ -243,7 +243,7 @@ class RunControl:
         place = self._feed.cursor
         if place is None:
             self._panels.banners.add(
-                "info", "No place is chosen.", "Click a token or a round of a plot first."
+                "info", "No position is chosen.", "Click a token or a round of a plot first."
             )
             return
         try:
@@ -284,8 +284,8 @@ class RunControl:
             conversation = parent = None
             self._panels.banners.add(
                 "info",
-                "This conversation goes on as a new one of the model in use.",
-                "All that was said before is part of its first turn.",
+                "This conversation continues as a new one with the model in use.",
+                "Its first turn contains all earlier messages.",
             )
         chat = (panel.chat() or {}) if is_chat else None
         cache = view.cache_options()
@@ -395,9 +395,7 @@ class RunControl:
         """Compare the compute mode with f32."""
         if self._bridge.compute == "f32":
             self._panels.banners.add(
-                "info",
-                "This model is computed in f32, which is what others are measured against: there "
-                "is nothing to measure.",
+                "info", "This model is already computed in f32, the reference of this measurement."
             )
             return
         self._bridge.ask(MeasureFidelity(demo_prompts()[0]), self._show_fidelity)
@@ -405,7 +403,7 @@ class RunControl:
     def _show_fidelity(self, job: MeasureFidelity) -> None:
         if job.found is not None:
             text = fidelity_text(job.found)
-            self._panels.banners.add("info", f"Fidelity: {text}. It is kept with its runs.")
+            self._panels.banners.add("info", f"Fidelity: {text}. It is saved with the runs.")
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""

@@ -129,7 +129,7 @@ class RunLibrary(QObject):
         if len(chosen) < len(whole) and live is not None:
             what = run_name(live)
             what = what[:1].upper() + what[1:]
-            self._panels.banners.add("info", f"{what} goes on: stop it first.")
+            self._panels.banners.add("info", f"{what} is in progress: stop it first.")
         if not chosen:
             return
         if set(chosen).intersection(self._feed.overlaid):
@@ -189,7 +189,7 @@ class RunLibrary(QObject):
             self._wanted = store, then
         else:
             self._panels.banners.add(
-                "info", "Another trace is being read.", "Choose the run again when it is there."
+                "info", "Another trace is being read.", "Choose the run again after that."
             )
 
     def _go_on(self, store: TraceStore) -> None:

@@ -209,7 +209,7 @@ class Sessions(QObject):
 
     def _open(self, path: Path, remedy: str) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
-            self._banners.add("warning", f"Nothing on this desktop opens {path}.", remedy)
+            self._banners.add("warning", f"No program on this desktop opens {path}.", remedy)
 
     def open_library(self) -> None:
         """List the runs of earlier windows, and say if this one cannot save any."""
@@ -220,7 +220,7 @@ class Sessions(QObject):
             self._unkept = self._banners.add(
                 "warning",
                 problem,
-                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
+                "Runs and the log are not saved: export the runs to keep (Ctrl+E).",
                 sticky=True,
             )
         self._library = ReadLibrary(self._data / _AUTOSAVES, self._posted.emit)
@@ -310,20 +310,20 @@ class Sessions(QObject):
         if n:
             runs_text = counted(n, "run")
             self.message.emit(
-                f"{runs_text} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
+                f"{runs_text} of earlier sessions are listed in Runs (Ctrl+8).", _TOLD_MS
             )
         if self._n_interrupted:
             self._banners.add(
                 "info",
                 "The last session ended in the middle of a run.",
-                "What had been recorded half a minute before is in Runs.",
+                "Runs has its rounds up to about half a minute before.",
                 ("&Show runs", self.runs_asked.emit),
             )
 
     def _tell_damaged(self, folder: Path, failed: DraftscopeError) -> None:
         banner: Banner = self._banners.add(
             "error",
-            f"Runs of an earlier session do not open. {failed.message}",
+            f"Runs of an earlier session cannot be opened. {failed.message}",
             "",
             ("&Delete them", lambda: self._discard(folder, banner)),
             sticky=True,
@@ -385,7 +385,7 @@ class OpenedResults:
         if job.n_done:
             self.open(path.parent)
         if job.n_done < total:
-            again = f"`draftscope sweep {path} --out {path.parent}` goes on with it."
+            again = f"`draftscope sweep {path} --out {path.parent}` continues it."
             said = f"The sweep ended after {job.n_done} of {total} jobs."
             self._panels.banners.add("info", said, again)
 
@@ -397,7 +397,7 @@ class OpenedResults:
             self._docks.reveal("conform")
             if not self._panels.conform.show_all(*job.checked):
                 self._panels.banners.add(
-                    "info", "Kernel checks are being played.", "Stop them, then open the file."
+                    "info", "Kernel checks are running.", "Stop them, then open the file."
                 )
 
     def _open_trace(self, row: int) -> None:
@@ -408,7 +408,7 @@ class OpenedResults:
         if folder is not None:
             self._sessions.open(folder)
         elif error := results.error(row):
-            self._panels.banners.add("info", f"Job {name} left no trace: {error}")
+            self._panels.banners.add("info", f"Job {name} has no trace: {error}")
         else:
             where = results.path.parent
             self._panels.banners.add("info", f"The trace of job {name} is not in {where}.")

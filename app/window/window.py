@@ -139,7 +139,7 @@ class MainWindow(QMainWindow):
     def show_unexpected(self, summary: str) -> None:
         self.banners.add(
             "error",
-            f"Something unexpected happened: {summary}.",
+            f"Unexpected error: {summary}.",
             "The log has the details.",
             ("Copy report", self.actions_by_id["help.copy_report"].trigger),
         )
@@ -147,9 +147,9 @@ class MainWindow(QMainWindow):
     def show_crash(self, trace: str) -> None:
         self.banners.add(
             "warning",
-            "Draftscope ended abnormally the last time.",
+            "Draftscope crashed the last time.",
             "",
-            ("Copy what it left", lambda: QGuiApplication.clipboard().setText(trace)),
+            ("Copy the crash report", lambda: QGuiApplication.clipboard().setText(trace)),
         )
 
     # -- building --------------------------------------------------------------------------
@@ -394,7 +394,7 @@ class MainWindow(QMainWindow):
         """Open what was dropped or copied."""
         found = what_is(data)
         if found is None:
-            self.banners.add("warning", "Nothing was copied that can be opened.", _TO_PASTE)
+            self.banners.add("warning", "The clipboard has nothing that can be opened.", _TO_PASTE)
             return
         if isinstance(found, str):
             self.sessions.open_text(found)
@@ -450,7 +450,7 @@ class MainWindow(QMainWindow):
         event.accept()
 
 
-_NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
+_NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a shown run")
 _A_MODEL = "a model that is loaded and idle"
 _READING_MS = 6_000
 """How long a sentence stays in the status bar."""

@@ -244,11 +244,11 @@ def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 LEAVES = (2, 4, 8)
 ASSUMPTIONS = (
-    "the chain and next to it single candidates, at the same places in every step",
-    "the places that would have helped most in this run",
-    "nothing is drafted after such a candidate",
-    f"candidates beyond the first {N_TOP} are not recorded and count as missed",
-    "every branch of a recurrent layer keeps a state of its own, which costs nothing here",
+    "the chain and single alternatives to its tokens, at the same positions in every step",
+    "the positions that would have helped most in this run",
+    "nothing is drafted after such an alternative",
+    f"only the first {N_TOP} candidates are recorded; others count as misses",
+    "every branch of a recurrent layer needs its own state, whose cost is not included here",
 )
 
 

@@ -198,7 +198,7 @@ class Comparison:
         if self._draft_accept is not None:
             if self._drafter or options.spec.types:
                 raise OptionError(
-                    "--draft-accept is given together with a drafter.", "Leave one of them out."
+                    "--draft-accept and a drafter are both given.", "Leave one of them out."
                 )
             return [
                 ScriptedDrafter(
@@ -240,7 +240,7 @@ class Comparison:
             return (ForkLane if spec.forks else PolicyLane)(setup, model, leader)
         if self._drafter:
             raise OptionError(
-                f"Lane {spec.name!r} drafts for itself and cannot share the drafter given.",
+                f"Lane {spec.name!r} drafts on its own and cannot share the given drafter.",
                 "Leave out `free`, or let the options name the drafter.",
             )
         return FreeLane(setup, model, leader, self._drafters())

@@ -205,6 +205,6 @@ def _floats(raw: bytes) -> Tensor:
 
 def _wrong(what: str) -> StateBlobError:
     return StateBlobError(
-        f"The state that llama.cpp saved {what}.",
+        f"The state saved by llama.cpp {what}.",
         "Use a build whose state format is that of llama.cpp 0c1e570.",
     )

@@ -219,7 +219,7 @@ def read_recorded(path: Path) -> RecordedConversation:
     Raises OptionError, naming file and place, for anything else, and for a file above 64 MiB, with
     more than 10,000 turns or without a message.
     """
-    text, give = user_text(path, _MOST_BYTES), "Give one JSON value, or one a line."
+    text, give = user_text(path, _MOST_BYTES), "Give one JSON value, or one per line."
     entries = list(json_values(path, text, "message", give))
     tools, turns = None, _Turns(path)
     if any(isinstance(value, dict) and "messages" in value for _, value in entries):
@@ -297,7 +297,7 @@ def _text(path: Path, place: str, content: Any) -> str:
     """A content as one text: OpenAI's may be a list of parts, or null with calls of tools."""
     if content is None or isinstance(content, str):
         if not is_unicode(content or ""):
-            raise OptionError(f"{path}: {place} has half of a character.", "Correct its text.")
+            raise OptionError(f"{path}: {place} has an incomplete character.", "Correct its text.")
         return content or ""
     if not isinstance(content, list):
         raise OptionError(f"{path}: {place} has a content that is not text.", _REMEDY)

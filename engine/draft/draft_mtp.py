@@ -39,10 +39,10 @@ class DraftMtp(RowDrafter):
         """Raises OptionError for a model without such a head."""
         config, head = inputs.target.config, inputs.target.head
         if head is None:
-            has = "an MTP block of a kind that does not run here" if config.n_unused_mtp else "none"
+            has = "an unsupported kind of MTP block" if config.n_unused_mtp else "none"
             raise OptionError(
                 f"draft-mtp needs an MTP head, and {config.name} has {has}.",
-                "Give its MTP block as a file of its own with -md, open a file with nextn tensors, "
+                "Give its MTP block as a separate file with -md, open a file with nextn tensors, "
                 "or use draft-simple with a draft model.",
             )
         memory = inputs.memory(self.name, partial(HybridMemory.for_layers, config.mtp_cells()))

@@ -203,11 +203,11 @@ class NgramMap(NgramDrafter):
 
 _MATCHING = {
     "muted": "no token of the last draft after this key was accepted",
-    "accepted-before": "no longer than what was accepted of the last draft after this key",
+    "accepted-before": "not longer than the accepted part of the last draft after this key",
 }
 KEYS = DrafterSpec(
     "ngram-map-k",
-    "what followed the last n tokens, as far as such drafts were accepted before",
+    "continuation of the last n tokens, as far as such drafts were accepted before",
     lambda inputs: NgramMap(inputs.options, with_values=False),
     NgramSizes,
     lambda sizes: sizes.size_m,
@@ -216,7 +216,7 @@ KEYS = DrafterSpec(
 )
 KEYS_AND_VALUES = DrafterSpec(
     "ngram-map-k4v",
-    "the continuation of the last n tokens that dominates, if one does; in trees all of them",
+    "the most frequent continuation of the last n tokens, if it dominates; in trees all of them",
     lambda inputs: NgramMap(inputs.options, with_values=True, tree=inputs.tree),
     NgramSizes,
     lambda sizes: sizes.size_m,
@@ -263,7 +263,7 @@ class NgramSimple(NgramDrafter):
 
 SIMPLE = DrafterSpec(
     NgramSimple.name,
-    "what followed the latest occurrence of the last n tokens",
+    "continuation of the latest occurrence of the last n tokens",
     lambda inputs: NgramSimple(inputs.options, inputs.tree),
     NgramSizes,
     lambda sizes: sizes.size_m,

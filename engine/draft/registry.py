@@ -57,9 +57,9 @@ _SPECS = (
     suffix.SPEC,
     _with_model(
         "draft-simple",
-        "what a smaller model of the same vocabulary says",
+        "tokens of a smaller model with the same vocabulary",
         DRAFT_MODEL,
-        reasons={"unknown-token": "the draft model lacks the newest token"},
+        reasons={"unknown-token": "the draft model does not have the newest token"},
         # weights, cells and a ring of states
         n_bytes=lambda options, info, n_seqs, n_ctx, compute: memory_sizes(
             info, n_seqs, options.n_max, n_ctx, "ring", compute
@@ -67,22 +67,22 @@ _SPECS = (
     ),
     _with_model(
         "draft-eagle3",
-        "what an EAGLE-3 drafter says that reads the model's layers",
+        "tokens of an EAGLE-3 drafter, which reads the model's layers",
         EAGLE3_FILE,
         branches=True,
     ),
     _with_model(
         "draft-mtp",
-        "what the model's own MTP head says, or that of a file of its own",
+        "tokens of the model's MTP head, or of one in a separate file",
         MTP_HEAD,
         branches=True,
     ),
     _with_model(
-        "draft-dflash", "what a DFlash or DFlash2 drafter says, a block in one pass", DFLASH_FILE
+        "draft-dflash", "tokens of a DFlash or DFlash2 drafter, a block in one pass", DFLASH_FILE
     ),
     _with_model(
         "draft-dspark",
-        "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
+        "tokens of a DSpark drafter, a block in one pass; p_min applies to its confidence head",
         DSPARK_FILE,
         reasons={"confidence": "the confidence head gave the next token less than p_min"},
     ),

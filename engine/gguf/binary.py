@@ -236,14 +236,14 @@ class Cursor:
         """Raise ModelFileError if `count` things of at least `min_bytes` cannot fit the file."""
         most = (self.size - self.pos) // min_bytes
         if count > most:
-            raise self.error(f"{count} {what} are announced, but the file has room for {most}")
+            raise self.error(f"it has {count} {what}, but the file has room for {most}")
 
     def announced(self, count: int, min_bytes: int, what: str) -> None:
         """Like room_for, and subtract `count` from the allowance."""
         self.room_for(count, min_bytes, what)
         left = self._allowance.take(count, what)
         if left is not None:
-            raise self.error(f"{count} {what} are announced, but at most {left} are read", UNUSUAL)
+            raise self.error(f"it has {count} {what}, but at most {left} are read", UNUSUAL)
 
     def check_cancelled(self) -> None:
         check_cancelled(self._cancelled)

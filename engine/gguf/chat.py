@@ -143,9 +143,9 @@ def _fail(reply: dict[str, Any]) -> NoReturn:
     message, remedy = {
         "broken": (f"is broken{place}: {detail}", _PLAIN),
         "refused": (f"refuses these messages: {detail}", _CHANGE),
-        "output": (f"writes more than {MAX_OUTPUT:,} characters", _PLAIN),
+        "output": (f"produces more than {MAX_OUTPUT:,} characters", _PLAIN),
         "memory": (f"needs more than {MAX_MEMORY >> 20} MiB of memory", _PLAIN),
         "time": ("takes too long and was stopped", _PLAIN),
-        "died": (f"ended its own rendering ({detail})", _PLAIN),
+        "died": (f"stopped with an error ({detail})", _PLAIN),
     }[kind]
     raise ChatTemplateError(f"The chat template {message}.", remedy)

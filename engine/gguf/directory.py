@@ -116,7 +116,7 @@ def _read_version(cursor: Cursor) -> int:
         )
     if version not in (2, 3):
         raise cursor.error(
-            f"GGUF version {version}, while versions 2 and 3 can be read",
+            f"GGUF version {version}, but only versions 2 and 3 are supported",
             "Convert the original model with a llama.cpp that writes version 3."
             if version > 3
             else "Convert the original model again: llama.cpp writes version 3 since 2023.",
@@ -156,7 +156,7 @@ def _read_array(cursor: Cursor) -> Any:
     if item_id == GGUFValueType.BOOL:
         return cursor.numbers("u1", count) != 0
     if item_id == GGUFValueType.ARRAY:
-        raise cursor.error("an array of arrays, which no model format here uses")
+        raise cursor.error("an array of arrays, which is not supported")
     if item_id not in _SCALARS:
         raise cursor.error(f"unknown type {item_id} of array items")
     return cursor.numbers(_SCALARS[item_id].format, count)
@@ -182,7 +182,7 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
             raise cursor.error("appears twice")
         n_dims = cursor.u32()
         if n_dims > MAX_DIMS:
-            raise cursor.error(f"{n_dims} dimensions, while {MAX_DIMS} are the most")
+            raise cursor.error(f"{n_dims} dimensions, but at most {MAX_DIMS} are allowed")
         ne = [cursor.u64() for _ in range(n_dims)]
         type_, n_elements, n_bytes = _extent(cursor, ne, cursor.u32())
         offset = cursor.u64()
@@ -203,13 +203,13 @@ def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, in
         raise cursor.error("a dimension is zero")
     row = ne[0] if ne else 1
     if row % type_.block:
-        raise cursor.error(f"rows of {row} elements do not divide into {type_.name} blocks")
+        raise cursor.error(f"rows of {row} elements cannot be divided into {type_.name} blocks")
     n_elements = prod(ne)
     n_bytes = n_elements // type_.block * type_.n_bytes
     if n_bytes > cursor.size:
-        raise cursor.error(f"{n_bytes} bytes of data, while the file has {cursor.size}")
+        raise cursor.error(f"{n_bytes} bytes of data, but the file has only {cursor.size}")
     if n_elements >= 1 << 63:
-        raise cursor.error(f"{n_elements} elements, more than any file holds")
+        raise cursor.error(f"{n_elements} elements, more than a file can hold")
     return type_, n_elements, n_bytes
 
 
@@ -230,7 +230,7 @@ def _place(cursor: Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
     if offset + info.n_bytes > cursor.size:
         cursor.place = f"tensor {shorten(info.name)}"
         raise cursor.error(
-            f"its data ends at byte {offset + info.n_bytes}, while the file has {cursor.size}"
+            f"its data ends at byte {offset + info.n_bytes}, but the file has only {cursor.size}"
         )
     return replace(info, offset=offset)
 
@@ -272,7 +272,7 @@ _IK = {
 _PRISM = {142: "PQ2_0", 143: "PTQ1_0"}
 
 _QUANTISE = "Use a file of another quantisation, such as Q4_K_M or Q8_0, or quantise the original"
-_OBSERVE = "and look at that with `draftscope observe`"
+_OBSERVE = "and inspect that with `draftscope observe`"
 _REMEDIES = {
     "a newer llama.cpp": f"{_QUANTISE} again, or run it in llama-server {_OBSERVE}.",
     "an old llama.cpp": f"{_QUANTISE} again with llama-quantize.",

@@ -181,7 +181,7 @@ def _join(parts: tuple[Path, ...], directories: list[Directory]) -> dict[str, Te
             raise ModelFileError(
                 parts[0],
                 "key split.tensors.count",
-                f"{wanted} tensors are expected, but the parts hold {len(tensors)}",
+                f"{wanted} tensors are expected, but the parts have {len(tensors)}",
                 "Use parts that belong to one download, under their original names.",
             )
     return tensors
@@ -205,7 +205,7 @@ def _part_count(head: TypedMetadata) -> int:
         raise ModelFileError(
             head.path,
             "key split.no",
-            f"this is part {number + 1} of {count}, and a model is opened from part 1",
+            f"this is part {number + 1} of {count}; open a model with its part 1",
             "Give the parts their original names." if is_named_so else f"Open {first} instead.",
         )
     return count
@@ -217,7 +217,7 @@ def _part_paths(first: Path, count: int) -> list[Path]:
         raise ModelFileError(
             first,
             "file name",
-            "its other parts cannot be found from this name",
+            "its other parts cannot be found, because of this file name",
             f"Give part 1 its original name, which ends in -00001-of-{count:05d}.gguf.",
         )
     paths: list[Path] = []
@@ -241,7 +241,7 @@ def _check_part(head: TypedMetadata, number: int, count: int) -> None:
         raise ModelFileError(
             head.path,
             "key split.no",
-            f"part {number} of {count} is expected here, but this is {found[0] + 1} of {found[1]}",
+            f"part {number} of {count} is expected, but this is part {found[0] + 1} of {found[1]}",
             "Use parts that belong to one download, under their original names.",
         )
 

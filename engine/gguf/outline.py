@@ -19,13 +19,13 @@ _VOCABULARY = (
 )
 _PROJECTOR = (
     "a projector for images or audio (mmproj)",
-    "Open the model that it goes with: text is decoded without it, and images are not read here.",
+    "Open the model that it belongs to, for text only: images are not supported here.",
 )
 _LORA = (
     "a LoRA adapter",
     (
-        "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and "
-        "open the result."
+        "Adapters are not supported here: merge it into its model with llama.cpp's "
+        "llama-export-lora, and open the result."
     ),
 )
 _IMATRIX = (
@@ -34,19 +34,19 @@ _IMATRIX = (
 )
 _MTP = "the MTP block of a model, without its trunk"
 _BLOCK = re.compile(r"blk\.\d")
-_CONTROL = ("a control vector", "It is not applied here: open the model that it was made for.")
+_CONTROL = ("a control vector", "It is not supported here: open the model that it was made for.")
 
 _EMBEDDING = (
-    "a model that embeds a text and writes none",
+    "an embedding model, which generates no text",
     "Open a model that generates text; llama-server --embeddings runs this one.",
 )
 _DIFFUSION = (
-    "a model whose tokens see those after them, as encoders and text diffusion have it",
-    "Open a model that generates one token after another: no other drafts or verifies.",
+    "a model without causal attention, such as an encoder or a text diffusion model",
+    "Open an autoregressive model: speculative decoding needs one.",
 )
 _FOREIGN = (
-    "another kind of model, with neither tokens nor blocks",
-    "Open it in the program that it was made for, such as one that makes pictures or speech.",
+    "another kind of model, without token embeddings and blocks",
+    "Open it in the program that it was made for, such as one that generates images or speech.",
 )
 
 

@@ -218,7 +218,7 @@ class _Mapping(mmap.mmap):
     def error(self) -> ModelFileError:
         """The error for an unreadable page."""
         is_short = self.size() < len(self)
-        what = "was cut short" if is_short else "could not be read any more"
+        what = "was cut short" if is_short else "can no longer be read"
         return ModelFileError(
             self.path,
             "file",

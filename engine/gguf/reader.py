@@ -90,7 +90,7 @@ class TensorReader:
         (data,) = self._pieces(name, shape, 1, "reading", partial(self._stored, False))
         info = self._file.tensors[name]
         if info.type.name != "I32":
-            what = f"numbers of type {info.type.name} where I32 is needed"
+            what = f"has type {info.type.name}, but I32 is needed"
             raise ModelFileError(self._file.parts[info.part], f"tensor {name}", what, REMEDY)
         ids = data.view(torch.int32).to(torch.int64).reshape(shape)
         if int(ids.min()) < 0 or int(ids.max()) >= n:
@@ -204,14 +204,14 @@ class TensorReader:
             raise ModelFileError(
                 self._file.path,
                 f"tensor {name}",
-                f"missing, while the model needs it with shape {_text(shape)}",
+                f"missing, but the model needs it with shape {_text(shape)}",
                 REMEDY,
             )
         if not info.fits(shape):
             raise ModelFileError(
                 self._file.parts[info.part],
                 f"tensor {name}",
-                f"has shape {_text(info.shape)}, while the metadata ask for {_text(shape)}",
+                f"has shape {_text(info.shape)}, but by the metadata it must be {_text(shape)}",
                 REMEDY,
             )
         return info
@@ -280,7 +280,7 @@ class TensorReader:
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
-                f"{info.type.name}, which cannot be turned into numbers here.",
+                f"{info.type.name}, which cannot be dequantised here.",
                 "Use a file with another quantisation, such as Q4_K_M or Q8_0.",
             ) from None
         except (MemoryError, RuntimeError) as error:
@@ -291,7 +291,7 @@ class TensorReader:
 
 def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
     return OutOfMemoryError(
-        f"No memory is left for tensor {shorten(info.name)}, which needs "
+        f"There is not enough memory for tensor {shorten(info.name)}, which needs "
         f"{n_bytes / 2**20:.0f} MiB.",
         "Close other programs, or use a smaller model.",
     )

@@ -122,14 +122,14 @@ class Tokenizer:
             return cls._scored(file, model, pre, cancelled)
         if model != "gpt2":
             raise UnsupportedModelError(
-                f'{file.path.name} uses the tokenizer "{shorten(model)}".',
-                f"Supported are {', '.join(SCORED)} and gpt2, which the Qwen families have.",
+                f'{file.path.name} has the tokenizer "{shorten(model)}", which is not supported.',
+                f"Supported are {', '.join(SCORED)} and gpt2 (Qwen families).",
             )
         splitting = SPLITTINGS.get(pre)
         if splitting is None:
             raise UnsupportedModelError(
-                f'{file.path.name} splits text by the pattern "{shorten(pre)}".',
-                f"Supported patterns are {', '.join(sorted(SPLITTINGS))}.",
+                f'{file.path.name} has the pre-tokenizer "{shorten(pre)}", which is not supported.',
+                f"Supported are {', '.join(sorted(SPLITTINGS))}.",
             )
         tokens, ids = _read_tokens(file, BYTE_CHARACTERS, cancelled)
         types = _read_types(file, len(tokens))

@@ -182,7 +182,7 @@ def meaning_of(
     if is_failed:
         return DeviceLostError(
             f"{device} failed: {first}",
-            "What was recorded is kept. Start the program again, or use --device cpu.",
+            "The recorded rounds are kept. Start the program again, or use --device cpu.",
         )
     return None
 

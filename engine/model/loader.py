@@ -61,7 +61,7 @@ def resolve_compute(
     on_cuda = device.type == "cuda"
     if on_cuda and name.startswith("int8"):
         raise OptionError(
-            f"--compute {name} is for the processor; there is no such product on {device}.",
+            f"--compute {name} works only on the CPU, not on {device}.",
             "Use q8, blocks, bf16 or f32, or --device cpu.",
         )
     if name != "auto":

@@ -61,7 +61,7 @@ class RunOptions:
     GROUP: ClassVar[str] = "memory"
     parallel: int = option(
         1,
-        "--parallel  sequences decoded side by side; further prompts wait",
+        "--parallel  sequences decoded in parallel; further prompts wait",
         NumberRange(1, 64, "Use 1 to 64."),
         FormRow("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
@@ -74,21 +74,21 @@ class RunOptions:
     )
     n_ctx: int = option(
         0,
-        "-c, --ctx-size  cells per sequence, 0 = the trained context, at most 4096",
+        "-c, --ctx-size  KV cells per sequence, 0 = the trained context, at most 4096",
         NumberRange(0, 2**20, "Use 0 for the model's own context."),
         FormRow("context", 0, 2**20, special="automatic"),
         group="sizes",
     )
     n_batch: int = option(
         2048,
-        "-b, --batch-size  most prompt and verified tokens in one round",
+        "-b, --batch-size  limit of prompt and verified tokens in one round",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_batch", 1, 1 << 16),
         group="sizes",
     )
     n_ubatch: int = option(
         512,
-        "-ub, --ubatch-size  most tokens in one forward pass",
+        "-ub, --ubatch-size  limit of tokens in one forward pass",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_ubatch", 1, 1 << 16),
         group="sizes",
@@ -97,23 +97,23 @@ class RunOptions:
     spec: SpecOptions = part(SpecOptions)
     rollback: str = option(
         "planes",
-        "--rollback POLICY  how rejected tokens leave the recurrent state: {choices}",
+        "--rollback POLICY  how rejected tokens are removed from the recurrent state: {choices}",
         FormRow("rollback"),
         group="rollback",
         choices=ROLLBACK_POLICIES,
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq  most tokens that can be undone without a checkpoint (default: "
+        "--n-rs-seq  limit of tokens that can be rolled back without a checkpoint (default: "
         "--spec-draft-n-max with a draft-* drafter, else 0)",
         NumberRange(0, 64, "Choose 0 to 64 snapshot planes."),
         FormRow("n_rs_seq", -1, 64, special="automatic"),
     )
     replay: str = option(
         "trust",
-        "--replay HOW  accepted tokens after a restore: trust decodes them again, verify "
-        "samples them again with the sampler restored, as llama.cpp does; with --spec-accept "
-        "rejection they are always trusted",
+        "--replay HOW  what to do with accepted tokens after a restore: trust decodes them "
+        "again, verify also samples them again with the restored sampler, as llama.cpp does; "
+        "with --spec-accept rejection always trust",
         FormRow("replay"),
         choices=REPLAY_MODES,
     )
@@ -128,12 +128,12 @@ class RunOptions:
         "equal", "--split RULE  how a batch is split: {either}", FormRow("split"), choices=SPLITS
     )
     kv: str = option(
-        "per-seq", "--kv MODE  attention cells: {either}", FormRow("KV"), choices=KV_MODES
+        "per-seq", "--kv MODE  layout of the KV cells: {either}", FormRow("KV"), choices=KV_MODES
     )
     faults: tuple[str, ...] = option(
         (),
-        "--fault NAME  switch on a bug of the field to look at it; the output may be wrong. "
-        "Repeatable: {choices}",
+        "--fault NAME  switch on a known bug of other engines, to study it; the output may be "
+        "wrong. Repeatable: {choices}",
         FormRow("fault"),
         group="faults",
         choices=FAULTS,
@@ -147,15 +147,15 @@ class RunOptions:
     )
     allow_non_finite: bool = option(
         False,
-        "--allow-non-finite  go on where the model's logits are NaN or infinite; else the run "
-        "ends there",
-        FormRow("go on after NaN"),
+        "--allow-non-finite  continue if the model's logits are NaN or infinite; otherwise the "
+        "run ends there",
+        FormRow("continue after NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
         False,
-        "--batch-invariant  give the logits after a token the same bits whatever tokens and "
-        "sequences are decoded with it; slower",
+        "--batch-invariant  compute logits whose bits do not depend on the other tokens and "
+        "sequences in the batch; slower",
         FormRow("batch-invariant"),
     )
 
@@ -165,12 +165,13 @@ class RunOptions:
             raise OptionError("-n is 0 or below -1.", "Use -1 for no limit.")
         if self.ignore_eos and self.sampler.has_grammar:
             raise OptionError(
-                "--ignore-eos bans the tokens that a grammar ends with.", "Leave one of them out."
+                "--ignore-eos bans the end-of-generation tokens that a grammar needs.",
+                "Leave one of them out.",
             )
         if (n := self.spec.n_branches) > 1 and self.parallel * n > MAX_SEQS:
             raise OptionError(
-                f"--spec-tree asks for {n} branches of each of {self.parallel} sequences, and a "
-                f"memory holds {MAX_SEQS}.",
+                f"--spec-tree needs {n} branches for each of {self.parallel} sequences, more than "
+                f"the {MAX_SEQS} sequences that the memory can hold.",
                 "Choose smaller widths or a lower --parallel.",
             )
 

@@ -67,12 +67,12 @@ def why_idle(
     else:
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
     if not n_draft:
-        return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+        return "nothing is drafted, so nothing is rolled back; choose a drafter (--spec-type)"
     if drafter := FAULTS[fault].drafter:
         return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if FAULTS[fault].in_sampler and is_led:
-        return "a lane that is given its tokens has no sampler; let it choose (`free`)"
+        return "a lane with given tokens has no sampler; let it sample (`free`)"
     if fault in ("stale-logits", "sampler-not-restored"):
         return ""
     if fault == "keep-stale-kv":
@@ -81,18 +81,18 @@ def why_idle(
     if fault == "bf16-snapshots" and n_draft > n_snapshots:
         return ""  # a checkpoint is restored
     if options.rollback not in policies:
-        return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
+        return f"--rollback {options.rollback} is not affected by this bug; {_choose(policies)}"
     if not n_snapshots:
         return "no snapshots are kept, so every rollback restores a checkpoint; raise --n-rs-seq"
     if fault == "stale-plane" and not _may_be_stale(options, n_draft, n_snapshots, n_pass):
         least = min(n_draft, n_snapshots)
         return (
-            "every verify batch writes all the planes that its rollback may read; lower -ub to "
+            "every verify batch writes all the planes that its rollback can read; lower -ub to "
             f"{least} or less"
         )
     elsewhere = ("stale-plane", "bf16-snapshots")  # a checkpoint is restored then
     if options.rollback == "planes" and n_pass == 1 and fault not in elsewhere:
-        return "a pass of one token leaves no plane to roll back to; raise -ub"
+        return "a forward pass of one token writes no plane to roll back to; raise -ub"
     return ""
 
 
@@ -114,24 +114,28 @@ def notes_on(
 def _why_nothing_is_taken_up(fault: str, options: RunOptions, *, has_cache: bool) -> str:
     spec = FAULTS[fault]
     if not has_cache:
-        return "a run on its own takes up nothing; hold a conversation (--turns)"
+        return "a single run reuses no prompt; run a conversation (--turns)"
     if spec.drafter and spec.drafter not in options.spec.types:
-        return f"{spec.drafter} does not draft; add it to --spec-type"
+        return f"{spec.drafter} is not among the drafters; add it to --spec-type"
     if spec.policies and options.rollback not in spec.policies:
-        return f"--rollback {options.rollback} does not work that way; {_choose(spec.policies)}"
+        return (
+            f"--rollback {options.rollback} is not affected by this bug; {_choose(spec.policies)}"
+        )
     if spec.policies and not options.snapshots:
-        return "no snapshots are kept, so no prompt rolls the state back; raise --n-rs-seq"
+        return (
+            "no snapshots are kept, so no prompt rolls the recurrent state back; raise --n-rs-seq"
+        )
     return ""
 
 
 def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
     if drafter not in types:
-        return f"{drafter} does not draft; add it to --spec-type"
+        return f"{drafter} is not among the drafters; add it to --spec-type"
     before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
     if fault == "eagle3-stale-row" and not set(before) & set(types):
         return (
-            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
-            "asked before it, such as ngram-mod"
+            f"{drafter} drafts in every round and removes the rejected token itself; add a "
+            "drafter that comes before it, such as ngram-mod"
         )
     return ""
 
@@ -149,8 +153,9 @@ def _why_nothing_is_restored(
     if options.rollback == "planes" and _may_be_stale(options, n_draft, n_snapshots, n_pass):
         return ""  # the state that the fault stale-plane would read is restored instead
     return (
-        f"no draft is longer than the snapshots reach (n_rs_seq {n_snapshots}), so no checkpoint "
-        f"is ever restored; lower --n-rs-seq to {n_draft - 1} or choose --rollback checkpoint"
+        f"no draft is longer than the {n_snapshots} tokens that snapshots can roll back "
+        f"(n_rs_seq), so no checkpoint is ever restored; lower --n-rs-seq to {n_draft - 1} or "
+        "choose --rollback checkpoint"
     )
 
 

@@ -85,9 +85,7 @@ class LlamaSettings:
         choices=tuple(CACHE_TYPES),
     )
     kv_unified: bool = option(
-        False,
-        "-kvu, --kv-unified  sequences of llama.cpp share one buffer of cells",
-        FormRow("-kvu"),
+        False, "-kvu, --kv-unified  llama.cpp's sequences share one KV buffer", FormRow("-kvu")
     )
     n_batch: int | None = None
     load_mtp: bool = False
@@ -107,31 +105,32 @@ class GateOptions:
     llama: LlamaSettings = part(LlamaSettings)
     n_batch: int | None = option(
         None,
-        "-b, --batch-size  tokens of llama.cpp's batches (default: those of a ubatch)",
+        "-b, --batch-size  tokens in a batch of llama.cpp (default: those of a ubatch)",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-b", 0, 1 << 16, special="as -ub"),
     )
     n_ubatch: int = option(
         512,
-        "-ub, --ubatch-size  tokens of a ubatch",
+        "-ub, --ubatch-size  tokens in a ubatch",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-ub", 1, 1 << 16),
     )
     n_slots: int = option(
         2,
-        "-np, --parallel  sequences of the scenario with several",
+        "-np, --parallel  sequences in the scenario with several sequences",
         NumberRange(2, 64, "Give 2 to 64 sequences."),
         FormRow("-np", 2, 64),
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq  planes beyond the live state, never fewer than are drafted (default: as many)",
+        "--n-rs-seq  snapshot planes in addition to the live state, at least the number of "
+        "drafted tokens (default: that number)",
         NumberRange(1, 64, "Give 1 to 64 planes."),
         FormRow("n_rs_seq", 0, 64, special="drafted"),
     )
     depths: tuple[int, ...] = option(
         DEPTHS,
-        "--depths K[,K…]  drafted tokens (default 1,3,8)",
+        "--depths K[,K…]  numbers of drafted tokens (default 1,3,8)",
         FormRow("depths", text="1,3,8"),
         parse=_depths,
     )
@@ -143,12 +142,12 @@ class GateOptions:
     )
     mtp: bool = option(
         False,
-        "--mtp  load the MTP block too, and check a context with an MTP context at its side",
+        "--mtp  load the MTP block too, and check a context that has an MTP context",
         FormRow("--mtp"),
     )
     baseline: str | None = option(
         None,
-        "--baseline FILE  what --json printed for an earlier build: only what is new fails",
+        "--baseline FILE  output of --json for an earlier build; only new failures count",
         FormRow("baseline", text="none"),
     )
 

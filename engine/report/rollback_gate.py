@@ -89,7 +89,7 @@ def markdown(gate: Gate) -> str:
     verdict = f"{n} new failure{'s' if n != 1 else ''}"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
     others = sum(lane.outcome in BAD for lane in gate.lanes) - len(failures)
-    known = "bad in the baseline too" if gate.baseline is not None else "known defects"
+    known = "also bad in the baseline" if gate.baseline is not None else "known defects"
     return (
         f"**Rollback of {_code(gate.library)} on {_code(gate.model)}: {verdict}**\n\n"
         f"- {len(gate.lanes)} checks: {counts}\n"

@@ -45,7 +45,7 @@ _ENDS = {
     "end": "ended with an end token",
     "stop": "ended with an end token or a stop text",
     "limit": "reached the token limit",
-    "grammar": "could not go on within the grammar",
+    "grammar": "could not continue within the grammar",
     "failed": "failed",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
@@ -131,9 +131,9 @@ def _end(run: RunRef, stop: str, seq_id: int) -> str:
         return _ENDS.get(stop, f"ended: {stop}")
     n_ctx = run.facts.n_ctx
     delivered = f"{_n_emitted(run, seq_id):,}"
-    of = f" of {asked:,} tokens asked for" if asked > 0 else " tokens"
+    of = f" of {asked:,} requested tokens" if asked > 0 else " tokens"
     room = f" of {n_ctx:,} tokens" if n_ctx else ""
-    return f"filled the context{room}: {delivered}{of} came; a larger context takes more"
+    return f"filled the context{room} after {delivered}{of}; raise -c for more"
 
 
 def _n_emitted(run: RunRef, seq_id: int) -> int:
@@ -191,7 +191,7 @@ def _drafts(figures: Mapping[str, Any]) -> list[Part]:
     rates = figures.get("acceptance_per_position") or {}
     positions = max((len(values or ()) for values in rates.values()), default=0)
     parts: list[Part] = []
-    names = {"unconditional": "of all steps", "conditional": "of those accepted so far"}
+    names = {"unconditional": "of all steps", "conditional": "of those with all before accepted"}
     if positions:
         parts.append(
             Plot(
@@ -362,9 +362,9 @@ def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[
             worst[one.batches] = max(worst.get(one.batches, 0.0), found)
         figures = ", ".join(f"{nmse:.1e} in {name}" for name, nmse in worst.items())
         yield (
-            f"{verdict.lane}: texts decoded afresh differ by NMSE {figures}; "
+            f"{verdict.lane}: texts decoded from an empty memory differ by NMSE {figures}; "
             if figures
-            else f"{verdict.lane}: no text was decoded afresh; "
+            else f"{verdict.lane}: no text was decoded from an empty memory; "
         ) + f"rounding reaches {check.ceiling:.0e}"
 
 

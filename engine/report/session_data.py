@@ -67,7 +67,7 @@ def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
     n_tokens = _n_tokens(runs)
     if n_tokens > MOST_TOKENS:
         raise OptionError(
-            f"The runs have {n_tokens:,} rows of tokens, and a page holds {MOST_TOKENS:,}.",
+            f"The runs have {n_tokens:,} rows of tokens, but a page can hold only {MOST_TOKENS:,}.",
             "Choose some of the runs (--run).",
         )
     pieces = _TokenTexts()

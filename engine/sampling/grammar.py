@@ -23,12 +23,12 @@ from engine.sampling.options import SamplerOptions
 
 _QUIET = {"log_level": 0}
 UNMET = "the grammar does not allow the token that was chosen"
-STUCK = "no token of the vocabulary goes on as the grammar wants"
+STUCK = "no token of the vocabulary fits the grammar here"
 BANNED = "every token that the grammar allows is banned or has a logit of minus infinity"
 MOST_BYTES = 1 << 20
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
-_LARK_REMEDY = "Correct it; the rules are Lark's as llguidance reads them, beginning with `start:`."
-_SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not know."
+_LARK_REMEDY = "Correct it; it needs llguidance's Lark syntax, starting with `start:`."
+_SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not support."
 
 
 class GrammarTokens:

@@ -110,7 +110,7 @@ def rescored_sentence(found: Rescored) -> str:
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:
-        return f"{judged}: {share}, none that the model cannot have chosen."
+        return f"{judged}: {share}, all of them possible choices of the model."
     first = next(one.changed for one in found.sequences if one.changed is not None)
     return (
         f"{judged}: {share}; speculation changed the text, first in round {first.round} at "
@@ -187,7 +187,7 @@ class MeasureFidelity(JudgingJob):
         progress, cancelled = self.progress(worker.post), self.cancelled.is_set
         session = reference = local.engine_session
         session.check_unchanged()
-        progress(0, 1, "writing a text to measure on")
+        progress(0, 1, "generating a text for the measurement")
         tokens = greedy_text(session, self._text, N_TOKENS, cancelled)
         if session.compute != "f32":
             device = str(session.device)
@@ -226,7 +226,7 @@ class MeasurePlain(JudgingJob):
         options = self._request.options
         plain = replace(options, spec=replace(options.spec, types=()))
         ways = (self._request, replace(self._request, options=plain))
-        progress(0, 1, "first runs, which are not counted")
+        progress(0, 1, "warm-up runs, which are not counted")
         began = time.monotonic()
         if any(self._speed(session, way) is None for way in ways):
             return []

@@ -150,14 +150,14 @@ class ComparisonHeader(QWidget):
 _COST_TIPS = {
     "lane": "As given in the list of lanes",
     "ms/round": "Mean time of a round after the prompt, all phases together",
-    "draft": "Drafting, which the lanes share: mean time a round",
+    "draft": "Drafting, shared by the lanes: mean time per round",
     "passes": "Forward passes of the target after the prompt",
-    "restores": "Rounds undone from a checkpoint",
-    "seq_rm": "Rounds undone by partial removal",
-    "refused": "Rounds that memory could not undo",
+    "restores": "Rounds rolled back by restoring a checkpoint",
+    "seq_rm": "Rounds rolled back by partial removal (seq_rm)",
+    "refused": "Rounds whose rollback was refused",
     "replayed": "Tokens decoded again after a restore",
     "moved": "State copied, restored and saved in checkpoints",
-    "held": "Most that attention cells and recurrent states took",
+    "held": "Largest size of KV cells and recurrent states",
 }
 
 
@@ -168,7 +168,7 @@ class CostTable(ColumnTable):
         TableColumn(
             head,
             f"{head}, ms" if head in PHASES else head,
-            _COST_TIPS.get(head, f"{head}: mean time a round"),
+            _COST_TIPS.get(head, f"{head}: mean time per round"),
             head == "lane",
         )
         for head in COST_HEADS
@@ -219,8 +219,8 @@ _LLAMA_LANES = (
     f"{LLAMA},rollback=checkpoint,device",
 )
 _HINT = (
-    "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
-    "The reference and noise lanes are always there."
+    "One lane per line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. The reference "
+    "and noise lanes are always included."
 )
 
 
@@ -232,7 +232,7 @@ def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
             continue
         if line.strip() in (REFERENCE, NOISE):
             raise OptionError(
-                f"Line {number}: the {line.strip()} lane is always there.", "Remove the line."
+                f"Line {number}: the {line.strip()} lane is always included.", "Remove the line."
             )
         try:
             lane = LaneSpec.parse(line.strip())

@@ -29,7 +29,7 @@ _EMPTY, _LANES = range(2)
 _NONE = "No comparison yet"
 _ABOUT = (
     "Runs the prompt once without drafting and once in every lane, and shows where their logits "
-    "and states come apart."
+    "and states diverge."
 )
 _LOW_HEAD_LINES, _LOW_LINES = 46, 36
 """Heights in lines below which the header, and then plots and tables, use less room, so that the

@@ -38,7 +38,7 @@ _ABSENT = "–"
 _CHARACTERS = 10
 """Least width of the target field."""
 _FIRST = (
-    "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
+    "Runs rounds of draft, verify, accept and commit with rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
 )
 
@@ -57,7 +57,7 @@ class ConformView(QWidget):
         self._runs = False
         self.target = text(_HINT, takes_path=True)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.target.setAccessibleName("Package or adapter whose kernels are checked")
+        self.target.setAccessibleName("Package or adapter to check")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
         self.target.textChanged.connect(self._enable)
         self.target.returnPressed.connect(self._press)
@@ -73,7 +73,7 @@ class ConformView(QWidget):
         self.grid.currentCellChanged.connect(lambda *_: self._show_chosen())
         self.words = words(selectable=True)
         self.copy = QPushButton("&Copy Command")
-        self.copy.setToolTip("The command that plays this check again")
+        self.copy.setToolTip("Command that repeats this check")
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._command()))
         self.plot = ErrorPlot(theme)
         self._lay_out()
@@ -136,7 +136,7 @@ class ConformView(QWidget):
         self._runs = False
         for at in product(range(self.grid.rowCount()), range(self.grid.columnCount())):
             if self.grid.item(*at) is None:
-                self._put(at, _ABSENT, "Does not apply to this kernel, or was not played")
+                self._put(at, _ABSENT, "Does not apply to this kernel, or was not run")
         self.headline.setText(error or self._counts("before it was stopped" if stopped else ""))
         self._enable()
 
@@ -241,7 +241,7 @@ class ErrorPlot(PlotSurface):
         """Draw one of the two; infinite errors are as high as the plot."""
         errors = np.array(rows or depths)
         self._errors = errors
-        self._axis = "row of the pass" if rows else "compared with the state after this many rows"
+        self._axis = "row of the pass" if rows else ("compared with the state after n rows")
         finite = errors[np.isfinite(errors)]
         top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
         self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))

@@ -30,7 +30,7 @@ _STUB = 0.15
 
 
 _SWATCHES = (
-    Swatch("n_rs_seq", "plot.limit", "Deepest rollback the snapshot planes allow", draw_dashes),
+    Swatch("n_rs_seq", "plot.limit", "Deepest rollback by snapshot planes", draw_dashes),
     Swatch("seq_rm", "path.seq_rm", "Tokens removed, a snapshot plane read instead", draw_bar),
     Swatch(
         "restore",
@@ -38,7 +38,7 @@ _SWATCHES = (
         "Checkpoint restored, the accepted tokens decoded again",
         draw_hatched,
     ),
-    Swatch("refused", "path.refused", "The memory could not roll back", draw_cross),
+    Swatch("refused", "path.refused", "The rollback was refused", draw_cross),
 )
 _UNTOLD_SWATCH = Swatch(
     "not observed",

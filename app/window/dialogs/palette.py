@@ -92,7 +92,7 @@ class CommandPalette(Fitting, QFrame):
         self._back: QWidget = window
         self.setAutoFillBackground(True)
         self.setAccessibleName("Command palette")
-        self.field = made(QLineEdit, placeholderText="Type a few letters of what to do")
+        self.field = made(QLineEdit, placeholderText="Type a part of a command")
         self.field.setAccessibleName("Filter of the commands")
         self.field.setClearButtonEnabled(True)
         self.field.textChanged.connect(self._filter)

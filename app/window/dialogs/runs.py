@@ -50,24 +50,24 @@ _ABOUT = (
     "and rolls back, as far as the server reports it."
 )
 _KEY_TIP = (
-    "API key that the server was started with; empty for none, or for the one that was kept. It is "
-    "kept in the system's keyring where there is one, else for this session only"
+    "API key of the server; empty for none, or for a saved one. It is saved in the system's "
+    "keyring if there is one, else kept for this session only"
 )
 _MODEL_TIP = (
-    "Name of the model, where a router or another engine's server has several; Connect lists them "
-    "if it has to be named"
+    "Name of the model, if a router or another engine's server has several; Connect lists them "
+    "if one has to be chosen"
 )
 _LOG_TIP = (
-    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1): it tells rejected "
-    "tokens, drafters and checkpoints, which no reply tells"
+    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1). It has rejected "
+    "tokens, drafters and checkpoints, which replies do not have"
 )
 _WATCH_TIP = (
-    "Other programs talk to the server through this port of this machine; what they ask is passed "
-    "on unchanged and recorded"
+    "Other programs use the server through this port of this machine; their requests are "
+    "forwarded unchanged and recorded"
 )
 _LIMIT_TIP = (
-    "Time within which a reply has to begin, its first event has to come, and each next one; on a "
-    "CPU a long prompt takes minutes"
+    "Time limit for the start of a reply, for its first event and between events; on a CPU a "
+    "long prompt takes minutes"
 )
 _USUAL = "http://127.0.0.1:8080"
 """llama-server's default address."""
@@ -95,7 +95,7 @@ class ConnectDialog(ModelessDialog):
         if address:
             line.setText(address)
         self.key = text("", echoMode=QLineEdit.EchoMode.Password)
-        self.model = text("the only one, or the one that is loaded", text=model)
+        self.model = text("the only model, or the only loaded one", text=model)
         self.log = file_path("none", "All files (*)")
         self.log.setText(str(chosen_log or ""))
         self.limit = whole(1, 999_999, settings.server_timeout)
@@ -119,7 +119,7 @@ class ConnectDialog(ModelessDialog):
         self.port.setToolTip(_WATCH_TIP)
         self.watch.setToolTip(_WATCH_TIP)
         form = new_form()
-        add_row(form, "&Address", self.address, "Where the server listens")
+        add_row(form, "&Address", self.address, "Address of the server")
         add_row(form, "API &key", self.key, _KEY_TIP)
         add_row(form, "&Model", self.model, _MODEL_TIP)
         add_row(form, "&Log file", self.log, _LOG_TIP)
@@ -150,10 +150,10 @@ class ConnectDialog(ModelessDialog):
         super().accept()
 
 
-_GROUPS = "Runs and comparisons", "Operations on the memory alone"
+_GROUPS = "Runs and comparisons", "Operations on the memory only"
 _HEADS = "What you see", "Scenario"
 _CHARACTERS, _LINES = 180, 40
-_NO_MODEL = "Open a model first: a scenario is played on the model in use, when nothing runs."
+_NO_MODEL = "Open a model first: a scenario runs on the model in use, when nothing else runs."
 
 
 def scenario_actions(
@@ -181,7 +181,7 @@ class ScenarioDialog(ModelessDialog):
     def __init__(self, actions: Sequence[QAction], parent: QWidget) -> None:
         super().__init__("Scenarios", parent)
         self._actions: dict[int, QAction] = {}
-        self.list = made(QTreeWidget, accessibleName="Scenarios by what is seen")
+        self.list = made(QTreeWidget, accessibleName="Scenarios by symptom")
         self.list.setHeaderLabels(_HEADS)
         self.list.setRootIsDecorated(False)
         self.list.setItemsExpandable(False)
@@ -232,12 +232,12 @@ class ScenarioDialog(ModelessDialog):
             chosen.trigger()
 
 
-_OPTIONS = ("those of Run Settings", "those that the run had")
+_OPTIONS = ("those of Run Settings", "those of the run")
 _FORKS = (
-    "States, drafters and random numbers become what they were: restored from the nearest "
-    "checkpoint (up to 8 of a run are kept while its model is open, 256 MiB for all runs; any "
-    "rollback policy), and the rounds after it replayed; else all rounds before are decoded again. "
-    "The status line says which."
+    "States, drafters and random numbers are restored from the nearest checkpoint (up to 8 of a "
+    "run are kept while its model is open, 256 MiB for all runs; with any rollback policy), and "
+    "the rounds after it are replayed; without one, all earlier rounds are decoded again. The "
+    "status line shows which."
 )
 _MOST = 2**31 - 1
 _NO_TOKEN = "none"
@@ -261,9 +261,9 @@ class ForkDialog(ModelessDialog):
         self.token = typed_choice([_NO_TOKEN, *_other_tokens(fork)])
         self.changes = words()
         form = new_form()
-        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
+        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed to continue with"
         add_row(form, "&Options", self.options, tip)
-        tip = "Id of a token that takes the place of the newest one that stays; the likeliest ones"
+        tip = "Id of the token that replaces the last kept one; the most probable tokens"
         add_row(form, "Another &token", self.token, tip)
         self._go = self.lay_out(where, form, self.changes, about, act="&Continue")
         self.options.currentIndexChanged.connect(self.tell)
@@ -315,9 +315,9 @@ _NOTHING = "nothing"
 _FIRST = "spec-draft-n-max", "1, 2, 3, 4"
 _SWEEP = (
     "Each combination of the values below is a job: the prompts and all other options of Run "
-    "Settings, in a process that opens the model once more. Results are shown in Tune."
+    "Settings, in its own process, which opens the model again. Results are shown in Tune."
 )
-_VALUES_TIP = "Values with commas between them; + joins names, as in draft-mtp+ngram-mod"
+_VALUES_TIP = "Comma-separated values; + joins names, as in draft-mtp+ngram-mod"
 _REPEAT_TIP = "Runs of each job; the median one counts, and the range of its speeds is shown"
 
 

@@ -140,7 +140,7 @@ def overview_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _overview(configurations: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
     yield ReportTable(OVERVIEW_HEADS, [overview_cells(one) for one in configurations])
-    yield Remark("same: prompts whose text is that of plain decoding; rate: of drafted tokens.")
+    yield Remark("same: prompts with the same text as plain decoding; rate: of drafted tokens.")
     yield Plot(
         "bars",
         "Speed",

@@ -45,7 +45,7 @@ DONE, FAILED = "done", "failed"
 KEY = re.compile(r"[0-9a-f]{16}")
 
 FIGURES: dict[str, str] = {
-    "predicted_per_second": "generated tokens per second, all sequences together",
+    "predicted_per_second": "generated tokens per second of all sequences",
     "predicted_per_second_low": "the slowest of the repeated runs",
     "predicted_per_second_high": "the fastest of the repeated runs",
     "prompt_per_second": "prompt tokens per second",
@@ -56,15 +56,15 @@ FIGURES: dict[str, str] = {
     "draft_n": "drafted tokens",
     "draft_n_accepted": "drafted tokens that were accepted",
     "draft_acceptance_rate": "accepted / drafted",
-    "mean_acceptance_length": "tokens per round, the target's own included",
+    "mean_acceptance_length": "tokens per round, including the target's own",
     "num_spec_steps": "rounds that verified a draft",
     "draft_ms": "drafting, milliseconds",
     "verify_ms": "forward passes of the target after the prompts, milliseconds",
     "num_restores": "checkpoints put back",
     "weight_bytes": "weights of the target as loaded",
-    "memory_bytes": "attention cells and recurrent states",
+    "memory_bytes": "KV cells and recurrent states",
     "snapshot_bytes": "one snapshot of the recurrent states",
-    "n_rs_seq": "snapshots kept beyond the live state",
+    "n_rs_seq": "snapshots in addition to the live state",
     "num_findings": "warnings and errors among the findings",
     "wall_s": "the run from its first round to its last, seconds",
 }

@@ -78,18 +78,18 @@ def _compute(value: Any) -> str:
 JOB_KEYS: dict[str, tuple[str, Check, Any]] = {
     MODEL: ("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME), None),
     DRAFT_MODEL: (
-        "file that drafts, likewise; loaded where a drafter uses it",
+        "draft model file, likewise; loaded if a drafter uses it",
         _text(_LONGEST_NAME),
         None,
     ),
     COMPUTE: ("arithmetic of the weights", _compute, "auto"),
     DEVICE: ("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
-    THREADS: ("CPU threads; without it as many as suit the model", _whole(1, 4096), None),
+    THREADS: ("CPU threads; by default the best number for the model", _whole(1, 4096), None),
     PROMPTS: ("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME), None),
     PROMPT: ("one text to continue, instead of a set", _text(_LONGEST_TEXT), None),
-    LIMIT: ("how many prompts of the set, from its first", _whole(1, 1 << 20), None),
+    LIMIT: ("number of prompts to use, from the first", _whole(1, 1 << 20), None),
     CHAT: ("wrap each text as a user's message", _flag, False),
-    REPEAT: ("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
+    REPEAT: ("runs of a job, of which the median is used", _whole(1, MOST_REPEATS), 1),
 }
 """Keys that are not run options: description, check, and default."""
 
@@ -154,7 +154,7 @@ def typed_values(key: str, text: str) -> list[Any]:
             raise OptionError(f"{key}: {shorten(word, 40)} {problem}.", "Correct the values.")
         found.append(value)
     if not found:
-        raise OptionError(f"{key} has no values.", "Write them with commas between them.")
+        raise OptionError(f"{key} has no values.", "Write them separated by commas.")
     return found
 
 
@@ -263,7 +263,7 @@ def read_plan(
                 path,
                 f"{place}, {PROMPT}",
                 f"makes more than {_MOST_CHARACTERS >> 20} MiB in all jobs",
-                "Write it into a file, and name that with prompts.",
+                "Write it into a file, and set prompts to that file.",
             )
         job = maker.job(place, settings)
         if job.key not in jobs:

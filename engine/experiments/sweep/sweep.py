@@ -222,7 +222,7 @@ class _WorkerProcess:
         code = self._process.exitcode or 0
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"status {code}"
         self._ours.close()
-        return f"The process that ran the job ended with {name}. See whether memory is enough."
+        return f"The process that ran the job ended with {name}. Check the memory needed."
 
     def kill(self) -> None:
         """Kill it at once."""

@@ -70,7 +70,7 @@ class SpeedComparison:
         """The verdict in a sentence."""
         odds = f"{self.wins} of {self.n} pairs, p {self.p:.3f}"
         if not self.is_shown:
-            return f"no difference shown between {self.a} and {self.b} ({odds})"
+            return f"no significant difference between {self.a} and {self.b} ({odds})"
         word = "faster" if self.wins * 2 > self.n else "slower"
         return f"{self.a} is {word} than {self.b}: {self.ratio:.2f} times its speed ({odds})"
 

@@ -43,7 +43,7 @@ from engine.experiments.tune.lengths import (
 from engine.files import unwritable
 from engine.plain_text import counted
 
-_WAIT_LONGER = "Give it more time with --budget, or see what its log says."
+_WAIT_LONGER = "Give it more time with --budget, or check its log."
 _LEAST_TOKENS = 16
 _CLEARLY_SLOWER, _HOPELESS = 0.9, 0.8
 _WORTH = 1.02
@@ -116,8 +116,8 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
     ended after a setting that drafts was measured."""
     if plan.running and PLAIN not in plan.running:
         raise OptionError(
-            f"None of the servers is called {PLAIN}.",
-            f"Give the one that does not speculate as {PLAIN}=URL.",
+            f"None of the servers has the name {PLAIN}.",
+            f"Give the server without speculation as {PLAIN}=URL.",
         )
     longest = max(plan.lengths, default=0)
     if plan.rates and len(plan.rates) < longest:
@@ -340,8 +340,8 @@ class _Tuner:
             if len(models := [one for one in self.models.items() if one[0]]) > 1:
                 (n, one), (other_n, other) = models
                 raise OptionError(
-                    f"{one} and {other} have two models, of {n:,} and {other_n:,} parameters.",
-                    "Name servers of one model.",
+                    f"{one} and {other} have other models: {n:,} and {other_n:,} parameters.",
+                    "Name servers with the same model.",
                 )
             self._warm(server)
             yield server
@@ -378,8 +378,8 @@ class _Tuner:
         found = shutil.which(words[0]) if words else None
         if found is None:
             raise OptionError(
-                f"There is no program {(words or [''])[0][:80]!r} for --server.",
-                "Begin the command with a program on $PATH, or with its path.",
+                f"The program {(words or [''])[0][:80]!r} of --server does not exist.",
+                "Start the command with a program in $PATH, or with its path.",
             )
         flags = self._words(name)
         longest = self._engine_flags(DraftSetting("draft-mtp", 1, 0.5))[1]
@@ -387,9 +387,9 @@ class _Tuner:
         mine = {word for word in self.plan.command.split() if word.startswith("-")}
         if given := [word for word in changed if word in mine]:
             raise OptionError(
-                f"The command of --server has {given[0]} itself, which settings change.",
-                "Leave it out there; what acceptance is set to is given next to --server, "
-                "with --spec-synth-rates.",
+                f"The command of --server has {given[0]}, which the settings change.",
+                "Leave it out there; give synthetic acceptance rates with --spec-synth-rates of "
+                "this command.",
             )
         if not any("{flags}" in word for word in words):
             words.append("{flags}")

@@ -65,7 +65,7 @@ class TunePlan:
         if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
             raise OptionError(
                 f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
-                "Fewer cannot show a difference, however large it is.",
+                "Fewer cannot show a significant difference.",
             )
         if not self.drafters:
             raise OptionError(
@@ -94,12 +94,12 @@ def record(
     """Record each drafter. texts: the plan's prompts as the model reads them. Raises what
     Session.start raises."""
     rates = plan.rates
-    report("plain decoding, for the time of its step")
+    report("plain decoding, to time its step")
     plain_rounds = _repeated(session, texts, Configuration.plain(plan.base).options)
     longest = min(LONGEST, len(rates) or LONGEST)
     parts: dict[str, tuple[RecordedRounds, RecordedRounds, RecordedRounds | None]] = {}
     for drafter in filter(has_length, plan.drafters):
-        report(f"{drafter}: drafts of {longest} tokens at every place")
+        report(f"{drafter}: drafts of {longest} tokens at every position")
         judged = None if rates else 0
         wanted = plan.drafting(DraftSetting(drafter, longest), judged)
         rounds = _rounds(session, texts, wanted)
@@ -107,7 +107,7 @@ def record(
             n = int(rounds.emitted.sum())  # at least the rounds of any text
             chance = accepted_by_chance(rates[:longest], plan.base.sampler.seed, n)
             rounds = replace(rounds, chance=chance)
-        report(f"{drafter}: what rounds of each length cost")
+        report(f"{drafter}: times of rounds of each length")
         lengths = [n for n in _LENGTHS if n <= longest]
         tried = [DraftSetting(drafter, n) for n in lengths]
         cost, floored = _cost_rounds(session, texts, plan, tried), None

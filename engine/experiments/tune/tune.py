@@ -260,7 +260,7 @@ def check_grid(
         drafted = (Configuration(n, plan.drafting(settings[n])) for n in names)
         return [Configuration.plain(plan.base), *drafted]
 
-    report(f"a grid of {len(settings)} settings, a real run of each")
+    report(f"a grid of {len(settings)} settings, one run of each")
     grid = confirm(session, texts, configurations(list(settings)), 1)
     half = [one.name for one in _fastest_first(grid[1:])[: (len(grid) + 1) // 2]]
     report(f"the faster {len(half)} once more")

@@ -190,7 +190,7 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.compress_ratios has a ratio, and drafters keep no "
             "blocks of tokens, here and in llama.cpp.",
-            "Choose a drafter whose layers look at a window alone.",
+            "Choose a drafter whose layers use only a window.",
         )
     attention, rope = read_window_attention(file, n_layer, n_embd)
     return ModelConfig(

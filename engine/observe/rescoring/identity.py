@@ -85,7 +85,7 @@ def identify(
     if not is_observed(facts) or (model and "sha256" in model):
         return _by_identity(facts, session)
     if session.path is None:
-        return Identity(UNKNOWN, "The opened model came from no file.")
+        return Identity(UNKNOWN, "The opened model was not loaded from a file.")
     with GgufFile.open(session.unchanged_path()) as file:
         found = by_figures(told_figures(model), file)
         if server is None or found.verdict == DIFFERENT:
@@ -124,9 +124,9 @@ def _by_identity(facts: RunFacts, session: Session) -> Identity:
         return Identity(SAME, "The run names this file.")
     contents = theirs.get("content"), mine["content"]
     if is_alike and all(contents):
-        return Identity(DIFFERENT, "The run names another file: its tensors hold other numbers.")
+        return Identity(DIFFERENT, "The run names another file, with other tensor contents.")
     if is_alike or (all(contents) and contents[0] == contents[1]):
-        return Identity(UNKNOWN, "The run names a file of the same metadata, or the same tensors.")
+        return Identity(UNKNOWN, "The run names a file with the same metadata or the same tensors.")
     is_as_large = facts.compute != session.compute or (
         facts.weight_bytes == session.model.weight_bytes
     )
@@ -210,8 +210,8 @@ def by_figures(theirs: Mapping[str, int], file: GgufFile) -> Identity:
             # the bytes of tensors come last: parameters alone may be equal in other types
             return Identity(DIFFERENT, reason, name == "size" and "n_params" in theirs)
     if not theirs:
-        return Identity(UNKNOWN, "Nothing is known of the server's model.")
-    return Identity(UNKNOWN, "The figures of the server's model are those of this file.")
+        return Identity(UNKNOWN, "Nothing is known about the server's model.")
+    return Identity(UNKNOWN, "The server's model has the same figures as this file.")
 
 
 # -- 3 and 4: what the server computes -----------------------------------------------------
@@ -223,8 +223,8 @@ def by_tokens(ask: Ask, text: str, tokenizer: Tokenizer) -> Identity:
     reply = ask("/tokenize", body)
     theirs = reply.get("tokens") if isinstance(reply, dict) else None
     if isinstance(theirs, list) and theirs != tokenizer.encode(text):
-        return Identity(DIFFERENT, "The server cuts the text into other tokens.")
-    return Identity(UNKNOWN, "The server cuts the text into the same tokens.")
+        return Identity(DIFFERENT, "The server tokenises the text differently.")
+    return Identity(UNKNOWN, "The server tokenises the text in the same way.")
 
 
 def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
@@ -246,7 +246,7 @@ def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
         }
         theirs = _probabilities(ask("/completion", body))
         if not theirs:
-            return Identity(UNKNOWN, "The server tells no probabilities.")
+            return Identity(UNKNOWN, "The server does not report probabilities.")
         mine = softmax(logits[n - 1])
         largest = max(abs(p - float(mine[i])) if i < len(mine) else 1.0 for i, p in theirs.items())
         best, ours = max(theirs, key=theirs.__getitem__), int(mine.argmax())
@@ -254,9 +254,9 @@ def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
         if differs or largest > _MOST_DP:
             return Identity(
                 DIFFERENT,
-                f"After {n} tokens the server gives a probability that is {largest:.2g} off.",
+                f"After {n} tokens, a probability of the server differs by {largest:.2g}.",
             )
-    return Identity(LIKELY, "The server gives the probabilities that this file gives.")
+    return Identity(LIKELY, "The server's probabilities are those of this file.")
 
 
 def _idle_slot(ask: Ask) -> int | None:
@@ -291,7 +291,7 @@ def by_text(shorts: Sequence[float]) -> Identity:
     has changed in a few places; in between the two look alike."""
     n = len(shorts)
     if not n:
-        return Identity(UNKNOWN, "None of its tokens can be judged.")
+        return Identity(UNKNOWN, "None of its tokens can be checked.")
     n_right = sum(short <= 0 for short in shorts)
     if n_right >= _LEAST_SHARE * n and all(short <= _HALF for short in shorts):
         return Identity(LIKELY, f"{n_right} of {n} tokens are this model's choice.")
@@ -299,6 +299,6 @@ def by_text(shorts: Sequence[float]) -> Identity:
         return Identity(DIFFERENT, f"Only {n_right} of {n} tokens are this model's choice.")
     return Identity(
         UNKNOWN,
-        f"{n_right} of {n} tokens are this model's choice: either another model wrote the others, "
-        "or speculation did.",
+        f"{n_right} of {n} tokens are this model's choice: the others are of another model, or "
+        "wrong because of speculation.",
     )

@@ -68,10 +68,10 @@ def request_sampling(
         raise NotJudgedError("The settings of the request are not known.")
     for name, values in _OFF.items():
         if name in settings and settings[name] not in values:
-            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+            raise NotJudgedError(f"The request's {name} also affects which tokens can be chosen.")
     for name in ("top_n_sigma", "adaptive_target"):
         if isinstance(value := settings.get(name), int | float) and value >= 0:
-            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+            raise NotJudgedError(f"The request's {name} also affects which tokens can be chosen.")
     named = {ours: settings[name] for name, ours in _FIELDS.items() if name in settings}
     try:
         if not all(_is_number(value) for value in named.values()):
@@ -88,7 +88,7 @@ def request_sampling(
                 named[name] = max(0, named[name])
         options = SamplerOptions(**named, logit_bias=_biases(settings.get("logit_bias"), n_vocab))
     except (OptionError, OverflowError) as error:
-        raise NotJudgedError(f"The settings of the request have no meaning: {error}") from None
+        raise NotJudgedError(f"The settings of the request are invalid: {error}") from None
     banned = end_tokens if settings.get("ignore_eos") is True else ()
     return options, banned
 
@@ -110,7 +110,7 @@ def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
             else (None, None)
         )
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
-            raise NotJudgedError("The request's logit_bias names other things than tokens.")
+            raise NotJudgedError("The request's logit_bias has keys that are not tokens.")
         found.append((token, float(bias or 0) if _is_number(bias) else -math.inf))
     return tuple(found)
 

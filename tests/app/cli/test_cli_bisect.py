@@ -80,7 +80,7 @@ def test_the_commit_is_found_and_the_clone_left_alone(repo: Path, tmp_path: Path
     text = page.read_text()
     assert "change 6 \\|" in text and "Again: `draftscope bisect --good c1" in text
     again = cli(*bisect(repo, work))
-    assert "verdicts are known already" in again.err
+    assert "verdicts are known from an earlier search" in again.err
     short = git(repo, "rev-parse", "--short=9", "c6")
     assert f"{short} change 6 | \\x1b[31mred" in again.out
     assert {path.name[:9] for path in work.glob("kept-*/*")} == {
@@ -128,20 +128,26 @@ def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
         (["--repo", "{work}", "--good", "c1", "--bad", "c9"], "git rev-parse fails in"),
         (["--repo", "{work}/no", "--good", "c1", "--bad", "c9"], "There is no folder"),
         (["--repo", "{repo}", "--good", "--x", "--bad", "c9"], "expected one argument"),
-        (["--repo", "{repo}", "--good", "c1"], "--good and --bad name the ends"),
-        (["--good", "c1", "--bad", "c9"], "There is nothing to search in"),
-        (["--builds", "{work}", "{work}", "--target", "x"], "--target goes only with --repo"),
-        (["--builds", "{work}", "{work}", "-j", "2"], "-j goes only with --repo"),
-        (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip goes only with --repo"),
+        (["--repo", "{repo}", "--good", "c1"], "--good and --bad are commits of a repository"),
+        (["--good", "c1", "--bad", "c9"], "No commits or builds to search are given"),
+        (
+            ["--builds", "{work}", "{work}", "--target", "x"],
+            "--target has no effect without --repo",
+        ),
+        (["--builds", "{work}", "{work}", "-j", "2"], "-j has no effect without --repo"),
+        (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip has no effect without --repo"),
         (
             ["--builds", "{work}", "{work}", "--cmake-args=-DX=1"],
-            "--cmake-args goes only with --repo",
+            "--cmake-args has no effect without --repo",
         ),
-        (["--builds", "{work}"], "There is nothing between fewer than two builds"),
+        (["--builds", "{work}"], "At least two builds are needed"),
         (["--builds", "{work}", "{work}/no"], "There is no build at"),
         (["--builds", "{work}", "{work}", "--judge-command", "'"], "Close the quotation"),
         (["--builds", "{work}", "{work}", "--judge-command", ""], "--judge-command is empty"),
-        (["--builds", "{work}", "{work}", "--demo", "--judge", "run"], "cannot be judged by 'run'"),
+        (
+            ["--builds", "{work}", "{work}", "--demo", "--judge", "run"],
+            "cannot be tested with 'run'",
+        ),
     ],
 )
 def test_wrong_usage(repo: Path, tmp_path: Path, cli: Cli, words: list[str], message: str) -> None:
@@ -175,9 +181,9 @@ def test_limits_of_time_and_what_cannot_judge(repo: Path, tmp_path: Path) -> Non
     with pytest.raises(SkippedError, match="did not build within 0 s"):
         builds(history.revisions[0])
     for command, said in (
-        (["sleep", "60"], "was not judged within 0.1 s"),
-        (["sh", "-c", "echo no model >&2; exit 125"], "cannot be judged: no model"),
-        (["no-such-program"], "cannot be judged"),
+        (["sleep", "60"], "was not tested within 0.1 s"),
+        (["sh", "-c", "echo no model >&2; exit 125"], "cannot be tested: no model"),
+        (["no-such-program"], "cannot be tested"),
     ):
         with pytest.raises(SkippedError, match=said):
             judge.judge_command(command, 0.1 if command[0] == "sleep" else 60.0)(tmp_path, ())

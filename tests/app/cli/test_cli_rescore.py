@@ -62,7 +62,7 @@ def test_what_was_found_is_printed_where_the_trace_cannot_be_written(
 
 def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -> None:
     asks = cli("rescore", traces / "altered", CAPTURED_TARGET)
-    assert asks.status == 2 and "--assume-same" in asks.err and "cannot be known" in asks.err
+    assert asks.status == 2 and "--assume-same" in asks.err and "is not known" in asks.err
     outcome = cli(
         "rescore", traces / "altered", CAPTURED_TARGET, "--assume-same", "--trace", traces / "o"
     )

@@ -43,7 +43,7 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert outcome.status == 1  # one job cannot be done
     assert outcome.err.count("tok/s") == 3
     assert "[4/4]" in outcome.err
-    assert "tokens, the context 8" in outcome.out
+    assert "tokens, but the context only 8" in outcome.out
     assert "1 failed; --retry-failed" in outcome.out
     results = read_results(out)
     assert results.axes == ("spec-type", "ctx-size", "spec-draft-n-max", "n-rs-seq")
@@ -94,7 +94,7 @@ def test_a_list_is_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
     [
         ([], "No plan is given"),
         (["none.toml"], "none.toml cannot be read"),
-        (["--demo", "--ship"], "--ship goes only with --ray"),
+        (["--demo", "--ship"], "--ship has no effect without --ray"),
     ],
 )
 def test_wrong_usage(cli: Cli, words: list[str], message: str) -> None:

@@ -75,9 +75,9 @@ def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
     for words, problem in (
         (("--turns", turns, "-p", "x"), "A prompt cannot be combined with --turns."),
         (("--turns", turns, "--markdown"), "--markdown cannot be combined with --turns."),
-        (("-p", "x", "--turns-answers", "anew"), "--turns-answers goes only with --turns."),
-        (("-p", "x", "--no-cache-prompt"), "--no-cache-prompt goes only with --turns."),
-        (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints goes only with --turns."),
+        (("-p", "x", "--turns-answers", "anew"), "--turns-answers has no effect without --turns."),
+        (("-p", "x", "--no-cache-prompt"), "--no-cache-prompt has no effect without --turns."),
+        (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints has no effect without --turns."),
         (("--turns", "missing.json"), "missing.json cannot be read"),
     ):
         found = cli("run", MTP, *words)

@@ -66,8 +66,8 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
     run = ended(["context"], n_ctx=64)
     n = LiveNumbers.read(run.store, 0).tokens
     assert why_it_ended(run) == (
-        f"The run filled the context of 64 tokens: {n} of 100 tokens asked for came; "
-        "a larger context takes more."
+        f"The run filled the context of 64 tokens after {n} of 100 requested tokens; "
+        "raise -c for more."
     )
 
 
@@ -131,7 +131,7 @@ def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:
         ([(11.0, 10.0), (13.6, 10.0), (12.0, 10.0)], "1.10 to 1.36× plain decoding in 3 pairs"),
         (
             [(13.5, 10.0), (10.4, 10.0), (6.0, 10.0)],
-            "no difference to plain decoding shown (0.60 to 1.35× in 3 pairs)",
+            "no clear difference from plain decoding (0.60 to 1.35× in 3 pairs)",
         ),
         ([(13.5, 10.0), (10.4, 10.0)], None),
         ([(13.5, 10.0), (10.4, 10.0), (10.0, 0.0)], None),

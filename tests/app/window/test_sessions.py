@@ -117,7 +117,7 @@ def test_several_are_opened_and_what_is_left_is_named(
         assert drop(window, folder / "tokens.csv", folder, notes, other)
     assert list(window.bridge.opened.values()) == [folder, other]
     (message,) = messages(window)
-    assert message.startswith("error: notes.txt is nothing that")
+    assert message.startswith("error: The format of notes.txt is not recognised")
 
 
 def test_while_files_hover_no_readers_are_imported(
@@ -225,7 +225,7 @@ def test_of_what_cannot_be_opened_its_reader_says_why(
     with job_ends(qtbot, window.bridge, ReadTrace):
         assert drop(window, notes)
     (message,) = messages(window)
-    assert "notes.txt is nothing that" in message
+    assert "notes.txt is not recognised" in message
     assert window.status.currentMessage() == ""
 
 
@@ -494,7 +494,7 @@ def test_a_model_opened_over_kept_runs_says_where_they_are(
     qtbot.waitUntil(lambda: window.bridge.can_start)
     assert window.tokens.currentWidget() is window.tokens.empty
     title, text = window.tokens.empty.words
-    assert title == "No run on show" and text.endswith("One run is kept in Runs.")
+    assert title == "No run shown" and text.endswith("One run is kept in Runs.")
 
 
 def test_a_damaged_one_is_told_and_the_rest_opens(

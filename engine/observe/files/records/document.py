@@ -477,7 +477,7 @@ class Fields:
         """A key that is the length of a draft."""
         size = int(key) if key.isascii() and key.isdigit() and len(key) <= 4 else COUNT
         if size > LONGEST_DRAFT or str(size) != key:
-            raise self.wrong(key, key, f"the length of a draft from 0 to {LONGEST_DRAFT:,}")
+            raise self.wrong(key, key, f"a draft length from 0 to {LONGEST_DRAFT:,}")
         return size
 
     def object(self, key: str) -> Fields | None:

@@ -331,7 +331,7 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     assert view.headline.text().startswith(f"Highest estimate, no verdict: n_max {best}: ")
     assert " · estimate from " in view.headline.text()
     assert view.table_widget.model().index(best, 0).data() == str(best)
-    assert "cost by their lengths alone" in view.note.text()
+    assert "the mean measured cost for their length" in view.note.text()
 
 
 def test_export_as_picture_drawing_and_table(
@@ -346,7 +346,7 @@ def test_export_as_picture_drawing_and_table(
     view.plot.setFocus()
     qtbot.waitUntil(lambda: bool(view.plot.findChildren(FocusFrame)))
     monkeypatch.setattr(window.plots, "chosen", lambda: view)
-    for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of what is in sight (*.csv)")):
+    for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of the visible part (*.csv)")):
         answer = (str(tmp_path / name), kind)
         monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_a, _b=answer, **_k: _b)
         window.actions_by_id["plot.export"].trigger()

@@ -359,12 +359,12 @@ def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"summary": {"draft_acceptance_rate": 0.0}}, "Only sums are known of this run. vllm"),
+        ({"summary": {"draft_acceptance_rate": 0.0}}, "Only totals are known for this run. vllm"),
         (
             {"summary": {}, "source": {"engine": ""}},
-            "No sums are known of this run. The engine does not report its rounds.",
+            "No totals are known for this run. The engine does not report its rounds.",
         ),
-        ({"summary": {}}, "No sums are known of this run. vllm does not report its rounds."),
+        ({"summary": {}}, "No totals are known for this run. vllm does not report its rounds."),
         ({"error": "It broke."}, "The run failed: It broke."),
         ({"listens_at": "http://127.0.0.1:8081"}, "No client sent a request."),
     ],

@@ -142,7 +142,7 @@ JOB = '[[jobs]]\nmodel = "demo"\nprompt = "x"\n'
         (JOB + "seed = 1979-05-27", "is not a whole number"),
         (JOB + "seed = 0x" + "f" * 5000, "jobs 1, seed = a number is not a number that fits"),
         (JOB + "seed = " + "9" * 5000, "is not valid TOML"),
-        (JOB + "[settings]\nspec-synth-rates = '1'", "nothing to accept. Name a drafter"),
+        (JOB + "[settings]\nspec-synth-rates = '1'", "no drafter is given. Name a drafter"),
         (JOB + "spec-type = '\x80one'", "--spec-type \N{REPLACEMENT CHARACTER}one is unknown"),
         ("[grid]\n" + "x = " + "[" * 5000 + "]" * 5000, "is not valid TOML"),
     ],

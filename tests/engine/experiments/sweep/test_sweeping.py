@@ -177,7 +177,7 @@ def test_a_job_that_ends_its_process_is_a_row_like_any_other(tmp_path: Path) -> 
     assert [job.number for job, _ in results] == [1, 2, 3]
     assert [result.error for _, result in results] == [
         "",
-        "The process that ran the job ended with status 7. See whether memory is enough.",
+        "The process that ran the job ended with status 7. Check the memory needed.",
         "",
     ]
 
