@@ -165,8 +165,7 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    each = chain((one[0] for one in _LINE.finditer(text)), ("",))  # a list would hold the GIL
-    for number, line in enumerate(each, start=1):
+    for number, line in enumerate(chain(map(re.Match.group, _LINE.finditer(text)), ("",)), 1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
