@@ -177,10 +177,12 @@ def shares(
     every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
     for pattern in patterns:
         if error(share[:, pattern[2].index(1)], pattern[2], every) <= limit:
-            return named(pattern, every)
+            found = named(pattern, every)
+            return found if not sought or found[0] in sought else None
     singles = {p[2].index(1): p for p in patterns if sum(p[2]) == 1}
     said = [named(singles[i], [i]) for i in every if not near[:, i].all()]
-    return said[0][0], "; ".join(words for _, words in said)
+    some = not sought or said[0][0] in sought
+    return (said[0][0], "; ".join(words for _, words in said)) if some else None
 
 
 def channels(
@@ -221,7 +223,7 @@ def channels(
                 yield error(one), (cause or "wrong-gate", f"{what} is taken {words}{alone}")
         yield error(0 * factor), ("state-lost", f"{what} is lost{alone}")
 
-    if found := nearest(ways(), limit, sought):
+    if (found := nearest(ways(), limit, sought)) or (sought and "wrong-gate" not in sought):
         return found
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])
