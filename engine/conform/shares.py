@@ -175,14 +175,12 @@ def shares(
         return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
 
     every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
-    for pattern in patterns:
-        if error(share[:, pattern[2].index(1)], pattern[2], every) <= limit:
-            found = named(pattern, every)
-            return found if not sought or found[0] in sought else None
+    whole = [p for p in patterns if error(share[:, p[2].index(1)], p[2], every) <= limit]
     singles = {p[2].index(1): p for p in patterns if sum(p[2]) == 1}
-    said = [named(singles[i], [i]) for i in every if not near[:, i].all()]
-    some = not sought or said[0][0] in sought
-    return (said[0][0], "; ".join(words for _, words in said)) if some else None
+    alone = ((singles[i], [i]) for i in every if not near[:, i].all())
+    said = [named(*one) for one in ([(whole[0], every)] if whole else alone)]
+    words = "; ".join(words for _, words in said)
+    return (said[0][0], words) if not sought or said[0][0] in sought else None
 
 
 def channels(
