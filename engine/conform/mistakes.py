@@ -22,7 +22,7 @@ _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C",
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections use of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
-_OF_NORMS = ("q",), ("k",), ("q", "k")
+_OF_NORMS: tuple[tuple[str, ...], ...] = ("q",), ("k",), ("q", "k")
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
 
@@ -421,8 +421,8 @@ def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, 
     made, kind = [terms(shape, row) for row in rows], shape.recurrence == "mamba2"
     of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
     of_row |= {"decay": "the decay"} if shape.recurrence == "kda" else {}
-    parts = [((name,), what, made) for name, what in of_row.items()]
-    parts += [(of, f"{' and '.join(of)}, of the norm too", rows) for of in _OF_NORMS if not kind]
+    parts = [(of, f"{' and '.join(of)}, of the norm too", rows) for of in _OF_NORMS if not kind]
+    parts += [((name,), what, made) for name, what in of_row.items()]
     for names, what, each in parts if shape.recurrence != "conv" else ():
         none = torch.full_like(each[0][names[0]][:, :1], float(names == ("decay",)))
         for words, at in blocks_of(each[0][names[0]].shape[1], 32):

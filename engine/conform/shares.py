@@ -175,12 +175,12 @@ def shares(
         return cause, f"{what} of {place} is {float(factor[at]):.4g} times what it should be"
 
     every, patterns = range(len(parts)), _patterns(kept, known.at, mamba, len(parts), last)
-    for pattern in patterns:
-        if error(share[:, pattern[2].index(1)], pattern[2], every) <= limit:
-            return named(pattern, every)
+    whole = [p for p in patterns if error(share[:, p[2].index(1)], p[2], every) <= limit]
     singles = {p[2].index(1): p for p in patterns if sum(p[2]) == 1}
-    said = [named(singles[i], [i]) for i in every if not near[:, i].all()]
-    return said[0][0], "; ".join(words for _, words in said)
+    alone = ((singles[i], [i]) for i in every if not near[:, i].all())
+    said = [named(*one) for one in ([(whole[0], every)] if whole else alone)]
+    words = "; ".join(words for _, words in said)
+    return (said[0][0], words) if not sought or said[0][0] in sought else None
 
 
 def channels(
@@ -221,7 +221,7 @@ def channels(
                 yield error(one), (cause or "wrong-gate", f"{what} is taken {words}{alone}")
         yield error(0 * factor), ("state-lost", f"{what} is lost{alone}")
 
-    if found := nearest(ways(), limit, sought):
+    if (found := nearest(ways(), limit, sought)) or (sought and "wrong-gate" not in sought):
         return found
     at = int(((factor - 1).abs() * weight).argmax())
     times = float(factor.flatten()[at])

@@ -89,6 +89,9 @@ def test_a_cause_that_is_sought_is_named_in_place_of_another(rows):
     assert (found(rows, lost)[0], found(rows, scaled)[0]) == ("lost-fold", "wrong-scale")
     sought = "wrong-gate", "wrong-norm"
     assert (found(rows, lost, sought=sought)[0], found(rows, scaled, sought=sought)[0]) == sought
+    half = step(SHAPE, before, batch[4] | {"decay": 0.7 * batch[4]["decay"]})[0]
+    assert found(rows, half)[0] == "wrong-gate"
+    assert found(rows, half, sought=("drift",)) is found(rows, scaled, sought=("drift",)) is None
     ways = [("stale-column", "", lost), ("wrong-gate", "near", lost + 1e-6)]
     assert fits.closest(lost[None], ways, 1e-4, scaled[None], False, sought) == (
         "wrong-gate",
@@ -113,6 +116,9 @@ def test_a_decay_of_each_channel_is_solved_for_with_what_is_written(factor, caus
     state, known = source.state().double(), Quantities(shape, [row], 0, 1, 0)
     after = step(shape, state, row | {"decay": factor(row["decay"])})[1]
     said = channels(shape, state, row, after, 1e-6, known)
+    other = step(shape, state, row | {"decay": 0.7 * row["decay"]})[1]
+    assert channels(shape, state, row, other, 1e-6, known)[0] == "wrong-gate"
+    assert channels(shape, state, row, other, 1e-6, known, ("drift",)) is None
     assert (said is None) if cause is None else (said[0] == cause and words in said[1]), said
 
 
