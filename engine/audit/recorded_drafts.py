@@ -179,9 +179,9 @@ def _tops(ids: np.ndarray, shares: np.ndarray) -> list[dict[int, float]]:
 
 
 OUTCOMES = {
-    "none": "a draft of which nothing was accepted",
-    "partial": "a draft that was accepted in part",
-    "full": "a draft that was accepted whole",
+    "none": "a draft without accepted tokens",
+    "partial": "a partly accepted draft",
+    "full": "a fully accepted draft",
     "rejected": "a rejection",
 }
 """Outcomes of a draft."""

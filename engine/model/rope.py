@@ -136,7 +136,7 @@ def _scaling(file: GgufFile) -> tuple[str, float]:
 
 
 def _factors(file: GgufFile, n_pairs: int) -> tuple[float, ...]:
-    """The first numbers of the tensor ROPE_FACTORS; none where the file lacks it."""
+    """The first numbers of the tensor ROPE_FACTORS; none if the file lacks it."""
     info = file.tensors.get(ROPE_FACTORS)
     if info is None:
         return ()

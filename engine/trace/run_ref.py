@@ -147,12 +147,12 @@ class RunColumns:
         chosen = self._table.column("run_id", 0, self._n) == run_id
         if seq_id is not None:
             chosen &= self._table.column("seq_id", 0, self._n) == seq_id
-        mine = np.flatnonzero(chosen)
-        self._mine: slice | np.ndarray = mine
-        if mine.size and int(mine[-1]) - int(mine[0]) + 1 == mine.size:
-            self._mine = slice(int(mine[0]), int(mine[-1]) + 1)
+        self.n = int(np.count_nonzero(chosen))
+        first = int(np.argmax(chosen)) if self.n else 0
+        self._mine: slice | np.ndarray = slice(first, first + self.n)
+        if not chosen[self._mine].all():
+            self._mine = np.flatnonzero(chosen)
         self._columns: dict[str, np.ndarray] = {}
-        self.n = int(mine.size)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """One column; text columns give codes."""

@@ -186,7 +186,6 @@ def fake_cuda(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake 8")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (seen.free, 8 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     monkeypatch.setattr(torch.cuda, "set_device", functools.partial(setattr, seen, "current"))
     monkeypatch.setattr("engine.draft.chain.mark", lambda device: None)

@@ -186,7 +186,7 @@ class DraftCounts:
             mine["survival"] = Survival.of(mine["drafted"], mine["accepted"])
         return replace(self, **mine)
 
-    def by_sequence(self, least: int = 1, most: int | None = None) -> list[DraftCounts]:
+    def by_sequence(self, least: int = 1, most: int | None = None) -> Iterator[DraftCounts]:
         """Each sequence with at least this many rows by itself; with `most`, the longest ones."""
         order = np.argsort(self.seq, kind="stable")
         starts = np.flatnonzero(np.diff(self.seq[order])) + 1
@@ -195,7 +195,7 @@ class DraftCounts:
         pairs = list(zip(bounds[:-1][is_long].tolist(), bounds[1:][is_long].tolist(), strict=True))
         if most is not None:
             pairs = sorted(pairs, key=lambda pair: pair[0] - pair[1])[:most]
-        return [self.only(order[begin:end]) for begin, end in pairs]
+        return (self.only(order[begin:end]) for begin, end in pairs)
 
 
 def draft_counts(
@@ -240,7 +240,12 @@ def draft_counts(
     if sum(map(bool, averages)) < _LEAST_AVERAGES:
         averages = [{} for _ in requests]
     sums = [
-        (one.told | more, next(iter(mine), None), known.get(text, 0), _longest(one))
+        (
+            one.told | more if more else one.told,
+            next(iter(mine), None),
+            known.get(text, 0),
+            _longest(one),
+        )
         for one, mine, text, more in zip(requests, ids, texts, averages, strict=True)
         if with_rounds.isdisjoint(mine)
     ]

@@ -128,7 +128,7 @@ class Verdict:
         """As sentences."""
         found = [one.words for one in (self.against_plain, *self.against_others) if one]
         if self.chosen == PLAIN:
-            found.append("nothing was shown to be faster than plain decoding: leave drafting off")
+            found.append("nothing is significantly faster than plain decoding: do not use drafts")
         return [*found, self.undecided] if self.undecided else found
 
 
@@ -207,7 +207,7 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
 
 
 def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
-    """Pareto-optimal simulated settings of this engine, by speed and memory; memory for some
+    """Pareto-optimal simulated settings of this engine by speed and memory, the latter for several
     numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
@@ -270,8 +270,8 @@ def engine_flags(
     if setting is None:
         return [
             ("llama-server", "--spec-type none", ()),
-            ("vLLM", "", ("decodes plainly without --speculative-config",)),
-            ("SGLang", "", ("decodes plainly without --speculative-algorithm",)),
+            ("vLLM", "", ("plain decoding is the default without --speculative-config",)),
+            ("SGLang", "", ("plain decoding is the default without --speculative-algorithm",)),
         ]
     file = _FILE if files is None else files.get(setting.drafter, "")
     return [_llama_server(setting, file), _vllm(setting, file), _sglang(setting, file)]
@@ -294,7 +294,7 @@ def _llama_server(setting: DraftSetting, file: str) -> EngineFlags:
 def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
     method = _VLLM.get(setting.drafter)
     if method is None:
-        return ("vLLM", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("vLLM", "", (f"no flags for {setting.drafter} are known",))
     config: dict[str, object] = {"method": method, "num_speculative_tokens": setting.n_max}
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -308,7 +308,7 @@ def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
 def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
     algorithm = _SGLANG.get(setting.drafter)
     if algorithm is None:
-        return ("SGLang", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("SGLang", "", (f"no flags for {setting.drafter} are known",))
     words = [f"--speculative-algorithm {algorithm}"]
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -325,4 +325,4 @@ def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
 
 
 def _no_floor(setting: DraftSetting) -> str:
-    return f"it has no floor on the drafter's confidence: p_min {setting.p_min:g} is left out"
+    return f"it has no minimum confidence: p_min {setting.p_min:g} is left out"

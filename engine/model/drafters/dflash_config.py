@@ -73,7 +73,7 @@ class DFlashConfig:
     streams: ModelConfig | None = None
 
     reads_behind_norm: ClassVar[bool] = False
-    """Only the mean of several streams."""
+    """Tap n_layer is only available as the mean of several streams."""
     unused: ClassVar[tuple[str, ...]] = (LILICORR,)
     """LiLiCorr (arXiv 2608.20530) reselects among the candidates of a block; without it the block
     drafts its own choice."""
@@ -190,7 +190,7 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.compress_ratios has a ratio, and drafters keep no "
             "blocks of tokens, here and in llama.cpp.",
-            "Choose a drafter whose layers look at a window alone.",
+            "Choose a drafter whose layers use only a window.",
         )
     attention, rope = read_window_attention(file, n_layer, n_embd)
     return ModelConfig(

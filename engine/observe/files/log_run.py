@@ -13,7 +13,6 @@ import numpy as np
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.analysis.findings.check import record_findings
 from engine.errors import TraceFileError
-from engine.long_work import collections_wait
 from engine.observe.files.line_logs import LineLogs
 from engine.observe.files.records.column_names import SUM_DIGITS, mean_of
 from engine.observe.files.records.request import ALL_TIMINGS, RecordedRequest, merged, sum_figures
@@ -53,11 +52,10 @@ def fill_log(store: TraceStore, text: str | bytes | Iterable[bytes], file: str) 
     earlier: dict[ServerLog, RecordedRequest] = {}
     reader = LogReader(others, lambda server: _fold(server, earlier), has_batches=True)
     try:
-        with collections_wait():
-            for piece in [text] if isinstance(text, str) else utf8_of(text):
-                reader.feed(piece)
-            reader.end()
-            found = _write_servers(store, reader, earlier, file) + others.write(store, file)
+        for piece in [text] if isinstance(text, str) else utf8_of(text):
+            reader.feed(piece)
+        reader.end()
+        found = _write_servers(store, reader, earlier, file) + others.write(store, file)
         if not found:
             raise _nothing(file, reader, others)
     finally:
@@ -71,12 +69,12 @@ def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
     n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
     what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
     if seen := sum(one.n_candidates for one in reader.servers):
-        what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
+        what += f"; it has {seen:,} candidates of drafters, but not which were accepted"
     if n := sum(one.n_undrafted for one in reader.servers):
-        what += f"; it has {n:,} rounds that say 0 tokens were drafted, as builds of late 2025 do"
+        what += f"; it has {n:,} rounds with 0 drafted tokens, as builds of late 2025 always print"
     return TraceFileError(
-        f"{file} tells of no round and of no request that ended{what}.",
-        "Name the log of a time in which a request was answered. For rounds, start "
+        f"{file} has neither a round nor the end of a request{what}.",
+        "Use a log in which at least one request was completed. To log rounds, start "
         "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
     )
 
@@ -193,7 +191,7 @@ def _steps(
             found.check(
                 confirmed == accepted and tokens >= (request.drafted or 0),
                 ("draft acceptance", "statistics"),
-                f"draft acceptance counts {accepted:,} of {request.drafted:,}, but the statistics "
+                f"draft acceptance is {accepted:,} of {request.drafted:,}, but in the statistics "
                 f"of the drafters {confirmed:,} of {tokens:,}",
             )
         if (tokens, confirmed) == (request.drafted, accepted):
@@ -308,15 +306,15 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     if logged == (request.accepted, request.drafted):
         return None
     sums = (
-        f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's sums "
-        f"{request.accepted:,} of {request.drafted:,}"
+        f"the log lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's "
+        f"totals {request.accepted:,} of {request.drafted:,}"
     )
-    rule, message = "log-lines-missing", "The log does not have all rounds of a request: its lines "
-    message += "are missing, or it begins in the middle. Sums are the server's."
+    rule, message = "log-lines-missing", "The log does not have all rounds of a request: lines "
+    message += "are missing, or it starts in the middle. Totals are the server's."
     if request.first is not None and request.predicted is not None and not request.batches:
         left = request.predicted - 1 - sum(n + 1 for n, _ in complete[:-1])
         if len(complete) == len(request.rounds) and 1 <= left <= complete[-1][0] + 1:
-            rule, message = "counters-contradict", "The server's sums of a request are not those "
+            rule, message = "counters-contradict", "The server's totals of a request are not those "
             message += "of its rounds, none of which is missing."
     return {"rule": rule, "message": message, "evidence": sums}
 

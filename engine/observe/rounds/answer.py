@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -136,6 +137,8 @@ class EmittedTokens:
         a text can be tokenised in many ways. n: number of tokens, None if unknown."""
         if self._has_gap:
             return (), ()
+        if len(self.events) == 1 and isinstance(packed := self.events[0][0], array):
+            return packed, ()
         if self.n_ids:
             ids = [*chain.from_iterable(ids for ids, _ in self.events)]
             if not any(len(ids) == 1 for ids, _ in self.events):
@@ -322,7 +325,7 @@ class Answer:
         join, self._join, self._is_apart = self._join, None, True
         self._run.find(
             "log-of-another-run",
-            f"The log was not joined to sequence {self.seq_id}: {why}.",
+            f"The log was not merged with sequence {self.seq_id}: {why}.",
             seq_id=self.seq_id,
         )
         self._write(join.give_up())
@@ -466,11 +469,12 @@ class RequestRun:
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._released.append(heapq.heappop(self._ready)[3])
-        if math.isinf(self._patience_ms) and math.isfinite(at_ms):
-            return  # a file's rows are written with everything learned about its server
-        while self._released:
+        # a file's rounds are written with everything learned about its server
+        is_early = math.isinf(self._patience_ms) and math.isfinite(at_ms)
+        while self._released and (self._released[0].emitted[0] or not is_early):
             self._rows.write(self._released.popleft())
-        self._rows.flush()
+        if not is_early:
+            self._rows.flush()
 
     def find(self, rule: str, message: str, evidence: str = "", seq_id: int | None = None) -> None:
         """Add a finding made while observing, shown by the rule of that name."""

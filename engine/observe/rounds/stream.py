@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -358,8 +359,10 @@ def message(said: Mapping[Any, Any]) -> str:
     return "".join(parts)
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    """Token ids, empty if a list contains anything else."""
+def _ids(value: Any) -> Any:
+    """Token ids, empty if a list contains anything else. An array of them has been checked."""
+    if isinstance(value, array):
+        return value
     if not value or not isinstance(value, list):
         return ()
     return tuple(value) if are_whole(value) else ()

@@ -6,15 +6,22 @@ A record is recognised by its keys. Each engine is a reader in `readers` and a n
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from engine.errors import TraceFileError, check_most
 from engine.foreign import as_json, is_whole
-from engine.long_work import collections_wait, watched
+from engine.long_work import watched
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
-from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
+from engine.observe.files.records.document import (
+    MOST_BYTES,
+    Node,
+    nodes,
+    read_documents,
+    unknown_keys,
+)
 from engine.observe.files.records.printed import (
     EAGLE,
     FASTDEPLOY,
@@ -30,11 +37,12 @@ from engine.observe.files.records.replies import KeptReply, kept_replies, read_r
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.observe.rounds.server_log import MOST_REQUESTS
+from engine.observe.rounds.stream_rounds import IDS
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
 METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
-_REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
+_REMEDY = "Choose a file of an engine that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, EAGLE, LLAMA_SERVER)
 }
@@ -75,10 +83,9 @@ def recognise(data: bytes) -> str | None:
     return COUNTED if counted_shape(data) is not None else None
 
 
-@collections_wait()
 def fill(
     store: TraceStore,
-    data: bytes,
+    contents: bytes | list[bytes],
     file: str,
     name: str | None = None,
     later: bytes = b"",
@@ -86,11 +93,13 @@ def fill(
 ) -> list[int]:
     """Write the records of a file as runs of a trace; returns their ids.
 
-    file: its name, for messages and facts. name: one of NAMES, where keys are ambiguous. later: for
-    counters a second scrape, so that the run covers the time between the two. Raises
+    contents: its bytes, or a list with them, which is emptied so that they are held no longer than
+    needed. file: its name, for messages and facts. name: one of NAMES, where keys are ambiguous.
+    later: for counters a second scrape, so that the run covers the time between the two. Raises
     TraceFileError, with nothing written, for a file without records, with those of several engines,
     or with impossible values, and Cancelled when `cancelled` turns true.
     """
+    data = contents.pop() if isinstance(contents, list) else contents
     known = name or recognise(data[:_HEAD]) or recognise(data[_HEAD:])
     if known == METRICS:
         (data, left_out), (later, _) = only_samples(data), only_samples(later)
@@ -102,12 +111,16 @@ def fill(
         unread: list[str] = []
         if not (found := read_printed(text, unread)):
             raise _nothing(file, "benchmarks")
-        left_out = f"figures of acceptance ({len(unread)}), the first in " if unread else ""
+        left_out = f"acceptance figures ({len(unread)}), the first in " if unread else ""
         left_out += "".join(unread[:1])
         return [write_requests(store, found, PRINTED, file, left_out=left_out)]
-    documents, left_out = (
-        ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
-    )
+    if is_summary_table(data):
+        documents, left_out = [("", table_values(data))], ""
+    else:
+        check_most(file, len(data), MOST_BYTES, "bytes")
+        text, data = data.decode("utf-8-sig", "replace"), data[:_HEAD]
+        documents, left_out = read_documents(text, file)
+        del text
     every = nodes(file, [*watched(documents, cancelled)], _SIGNS)
     every = [one for one in watched(every, cancelled) if WARMUP not in one.path]
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
@@ -119,7 +132,7 @@ def fill(
     # AIPerf has the counts of the replies that it keeps
     replies = [] if shape is AIPERF else [*watched(kept_replies(documents), cancelled)]
     if shape is None and not replies:
-        raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
+        raise TraceFileError(f"{file} has none of the keys of a known engine's records.", _REMEDY)
     if shape is LLAMA_SERVER:
         events = {id(event) for reply in replies for event in reply.events}
         alone = [
@@ -132,8 +145,13 @@ def fill(
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
             del every, documents
             return [write_replies(store, replies, alone, file, left_out, cancelled)]
+    for _, value in documents:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) and isinstance(ids := one.get(IDS), array):
+                one[IDS] = list(ids)  # facts are JSON
     shape = shape or _PLAIN
     found, unknown = _requests(shape, every, replies, file, cancelled)
+    del every, documents, replies
     if not found:
         raise _nothing(file, shape.title)
     return [write_requests(store, found, shape.name, file, unknown, left_out=left_out)]

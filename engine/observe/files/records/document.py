@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.stream_rounds import Addition, additions
+from engine.observe.rounds.stream_rounds import Addition, additions, pack_ids
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -44,8 +44,7 @@ _STAMP = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T-]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
     r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A log prefix before an object, at whose end it may start: LM Studio's, TensorRT-LLM's; or
-curl's."""
+"""A log prefix before an object, at its end: of LM Studio, TensorRT-LLM or curl."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
@@ -113,7 +112,7 @@ class Node(msgspec.Struct, frozen=True, eq=False):
         return Fields(values, self.file, place, self.taken)
 
 
-def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
+def read_documents(data: bytes | str, name: str) -> tuple[list[tuple[str, Any]], str]:
     """The JSON values of a text that a person has kept, with their places, and a sentence about
     lines that are none of them, empty if there are none.
 
@@ -122,7 +121,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     naming `name` and the place, if there is none.
     """
     check_most(name, len(data), MOST_BYTES, "bytes")
-    text = data.decode("utf-8-sig", errors="replace")
+    text = data if isinstance(data, str) else data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
     found, end = _objects(text)
@@ -142,7 +141,7 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
         plain = _ELIDED.sub(r"\1null", rest) if "..." in rest or "…" in rest else rest
         plain = as_json(rest) if plain == rest else plain
         if plain != rest:
-            return read_documents((text[:end] + plain).encode("utf-8", "replace"), name)
+            return read_documents(text[:end] + plain, name)
         return _values(text, name, error, found, end)
 
 
@@ -166,7 +165,8 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    for number, line in enumerate([*_LINE.findall(text), ""], start=1):
+    each = chain((one[0] for one in _LINE.finditer(text)), ("",))  # a list would hold the GIL
+    for number, line in enumerate(each, start=1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
@@ -215,6 +215,8 @@ def _each(texts: Iterable[str]) -> list[Any] | None:
         except JsonError:
             return None
         values += [one or next(read) for _, one in part]
+        for value in values[-len(part) :]:
+            pack_ids(value)
     return values
 
 
@@ -474,7 +476,7 @@ class Fields:
         """A key that is the length of a draft."""
         size = int(key) if key.isascii() and key.isdigit() and len(key) <= 4 else COUNT
         if size > LONGEST_DRAFT or str(size) != key:
-            raise self.wrong(key, key, f"the length of a draft from 0 to {LONGEST_DRAFT:,}")
+            raise self.wrong(key, key, f"a draft length from 0 to {LONGEST_DRAFT:,}")
         return size
 
     def object(self, key: str) -> Fields | None:

@@ -88,7 +88,8 @@ _IS_BARE = re.compile(rb"\s{0,9}[\d.e+]{1,40}\r?").fullmatch
 _NUMBER = re.compile(r"(?m) (?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
 _LONGEST_FORM = 1 << 16
-_REMEDY = "Save the reply of /metrics again, once before and once after."
+_PIECE = 1 << 22
+_REMEDY = "Save the reply of /metrics again, once before and once after the requests."
 
 _SAMPLE = re.compile(
     r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}(?:\||=>)?\s{0,9}"
@@ -138,11 +139,16 @@ def _has_line(data: bytes, fits: Callable[[bytes], Any]) -> bool:
 
 def _without_others(data: bytes) -> bytes:
     """A text in which samples of other series are blank lines."""
-    forms = data.translate(_ZEROS).split(b"\n")
-    parts, is_other = [(form, form.rpartition(b" ")) for form in set(forms)], cache(_IS_OTHER)
-    others = {form for form, (series, _, value) in parts if is_other(series) and _IS_VALUE(value)}
-    lines = zip(data.split(b"\n"), forms, strict=True)
-    return b"\n".join(b"" if form in others else line for line, form in lines)
+    is_other, parts, at = cache(_IS_OTHER), list[bytes](), 0
+    while at < len(data):  # a list of all lines would take many times the memory
+        end = data.find(b"\n", at + _PIECE) + 1 or len(data)
+        forms = data[at:end].translate(_ZEROS).split(b"\n")
+        known = [(form, form.rpartition(b" ")) for form in set(forms)]
+        others = {one for one, (series, _, value) in known if is_other(series) and _IS_VALUE(value)}
+        lines = zip(data[at:end].split(b"\n"), forms, strict=True)
+        parts.append(b"\n".join(b"" if form in others else line for line, form in lines))
+        at = end
+    return b"".join(parts)
 
 
 def _printed(data: bytes) -> list[bytes]:
@@ -280,7 +286,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         if (shown := _SHOWN.search(text)) is not None:
             raise TraceFileError(
-                f"{name}: a value is rounded as it was shown, {shown[1]!r}.",
+                f"{name}: a value was rounded for display, {shown[1]!r}.",
                 "In Grafana, export the data again with Formatted data switched off.",
             ) from error
         raise TraceFileError(
@@ -349,7 +355,7 @@ def _position(text: str, series: str, file: str, first: int) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) <= 4
     if not (is_number and first <= int(text) < LONGEST_DRAFT):
         raise TraceFileError(
-            f"{file}: position {text[:40]!r} of {series} is not an index in a draft.", _REMEDY
+            f"{file}: position {text[:40]!r} of {series} is not a draft position.", _REMEDY
         )
     return int(text) - first
 
@@ -402,8 +408,8 @@ def _take_steps(
     accepted, steps = found.num_accepted_draft_tokens, count(_STEPS)
     if not accepted and lengths[-1:] in ([], [0]):
         raise TraceFileError(
-            f"{file} has counters of TGI and no token in them that was speculated.",
-            "Start TGI with --speculate N, and save /metrics after its requests.",
+            f"{file} has counters of TGI, but none of speculation.",
+            "Start TGI with --speculate N, and save /metrics after the requests.",
         )
     if accepted is None or steps is None:
         return

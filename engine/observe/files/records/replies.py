@@ -109,7 +109,7 @@ def kept_replies(documents: Sequence[tuple[str, Any]]) -> Iterator[KeptReply]:
         name, answers = _name(event), _answers_in(event)
         indices = {index for index, _ in answers}
         open_now = () if _is_complete(event) else reversed(open_ones)
-        named = (one for one in open_now if one.name == name and one.done.isdisjoint(indices))
+        named = (one for one in open_now if not one.done & indices and one.name == name)
         reply = next((one for one in named if one.takes(event, name, answers)), None)
         if reply is None:
             reply = KeptReply(place, _request(around), name=name)

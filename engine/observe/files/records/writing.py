@@ -102,6 +102,7 @@ def write_requests(
     for seq_id, request in enumerate(requests):
         if not (request.has_steps and _write_rows(rows, seq_id, request)):
             _write_plain_tokens(rows, seq_id, request)
+        request.let_go()
     rows.write()
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])
@@ -142,7 +143,7 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     return {
         "rule": "counters-contradict",
         "seq_id": seq_id,
-        "message": f"The counts{where} contradict each other, so its figures are left out: "
+        "message": f"The counts{where} contradict each other, so these figures are left out: "
         f"{first}.",
         "evidence": "; ".join([", ".join(keys), *others]),
     }

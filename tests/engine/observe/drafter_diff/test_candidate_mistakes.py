@@ -47,9 +47,9 @@ def test_ranks_and_penalties() -> None:
     (change,) = (change for words, change in of_choice() if weaker.format(64, 1.35) in words)
     assert list(change(_ROW, [3, 9])) == [7, 5, 3, 9]
     assert change(_ROW, [9])[9] == -1.35
-    lower = "last 64 tokens are lowered by {} or so (presence"
+    lower = "last 64 tokens are lowered by about {} (presence"
     assert _best(lower.format(0.5), [7]) == 7 and _best(lower.format(1.5), [7]) == 3
-    for_each = "last 64 tokens are lowered by 0.5 or so each time (frequency"
+    for_each = "last 64 tokens are lowered by about 0.5 each time (frequency"
     assert _best(for_each, [7, 7]) == 7 and _best(for_each, [7, 1, 7, 7]) == 3
 
 
@@ -130,7 +130,7 @@ def test_what_drafts_show_of_ids() -> None:
     assert any("2 too low" in words for words in said(right - 2))
     assert any("up to 30" in words for words in said(right.clip(max=30)))
     cut = np.where((right >= 20) & (right < 40), 5, right)
-    assert any("a part of the head is cut" in words for words in said(cut))
+    assert any("the head lacks them" in words for words in said(cut))
     favoured = np.where(np.arange(36).reshape(12, 3) % 4, right, 61)
     assert sum("token 61 is favoured" in words for words in said(favoured)) > 3
     frequent = np.bincount(right.flat).argmax()
@@ -168,13 +168,13 @@ def test_a_head_may_be_cut_in_later_tokens_alone() -> None:
 
 def test_logits_may_be_rounded_and_heads_put_together_in_another_order() -> None:
     row = {7: 3.1, 2: 2.9, 5: 0.2}
-    about = "logits are rounded to steps of 1, and of equal ones the lowest id is drafted"
+    about = "logits are rounded to steps of 1, and ties go to the lowest id"
     rounded = dict(of_choice())[about]
     assert [*rounded(row, [])] == [2, 7, 5]
     first, second, *_ = rounded(row, []).values()
     assert first > second  # else either would be right
     turned = dict(of_shards(8))
-    about = "{} parts of the output head are in another order ({}): ids are others"
+    about = "{} parts of the output head are in the wrong order ({}): ids differ"
     assert [*turned[about.format(2, "reverse")](row, [])] == [3, 6, 1]
     assert [*turned[about.format(4, "moved round")](row, [])] == [1, 4, 7]
     assert not [*of_shards(7)]

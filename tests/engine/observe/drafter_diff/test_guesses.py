@@ -166,13 +166,13 @@ def test_what_gives_the_same_drafts_is_said_with_the_first_that_does(
     tried = [(replace(right, about=about, text=text), 0.34, False) for about in abouts]
     tried.insert(5, (replace(tried[4][0], stage="candidates", about="Zero at all."), 0.34, False))
     best, _ = trials.best(tried, *[text.drafts] * 3, text.drafts[:1], [])
-    others = "The same drafts come of this: Half as 4. Or: Zero. Or: Zero at all. Or: Zero 5."
+    others = "These would give the same drafts: Half as 4. Or: Zero. Or: Zero at all. Or: Zero 5."
     assert best is not None and best.about == f"Half as 2. {others}"
     parts = [(guess, share, True) for guess, share, _ in tried]
     few, _ = trials.best(parts, *[text.drafts] * 3, text.drafts[:1], [])
     assert few is not None and few.stage == "unexplained"
     which = "Half as 2. Or: Zero. Or: Zero at all. Or: Zero 5."
-    assert few.about == f"Too few drafts are wrong to say what is. It may be this: {which}"
+    assert few.about == f"Too few drafts are wrong to be sure of the cause. It may be: {which}"
     # where hardly any of many gives a draft, three of them are no chance
     many = [parts[3]] * 60 + parts
     best, _ = trials.best(many, *[text.drafts] * 3, text.drafts[:1], [])
@@ -316,10 +316,10 @@ class _Told(StepwiseModel):
     ("about", "steps", "read"),
     [
         ("", None, [(4, 9, 0), (5, 1, 1), (6, 2, 2), (7, 3, 3)]),
-        ("the row that a step reads while it drafts is that of the step before", None, "0012"),
-        ("the row that a step reads while it drafts is that of the step before", [3], "0122"),
-        ("the row that a step reads while it drafts is what the step before", [2, 3], "0111"),
-        ("the token that a step reads while it drafts is that of the step before", None, "9912"),
+        ("the row that a step reads while it drafts is that of the previous step", None, "0012"),
+        ("the row that a step reads while it drafts is that of the previous step", [3], "0122"),
+        ("the row that a step reads while it drafts is what the previous step", [2, 3], "0111"),
+        ("the token that a step reads while it drafts is that of the previous step", None, "9912"),
         ("the position of a step is one too far", [2], "4577"),
         ("to the next one is about 2 times", None, "0246"),
     ],
