@@ -54,10 +54,10 @@ _Asked = tuple[int, str, str, int]
 class Showing:
     """How drafters see a text. rejected: with the drafted tokens in place of the accepted ones;
     n_lost: without this many of the newest; forgets: they are reset when a sequence ends;
-    no_prompt: without the prompt; late: every round one round later; learned: what they learn from
-    accepted tokens, from these and drafted ones, None = nothing; left: what is left of their draft;
-    kept: what they see of a round's decoded tokens. rounds: positions of the newest tokens of the
-    rounds in which it applies, None = all."""
+    no_prompt: without the prompt; n_cut: without as many of its last tokens; late: every round one
+    round later; learned: what they learn from accepted tokens, from these and drafted ones, None =
+    nothing; left: what is left of their draft; kept: what they see of a round's decoded tokens.
+    rounds: positions of the newest tokens of the rounds in which it applies, None = all."""
 
     what: str = ""
     about: str = ""
@@ -66,6 +66,7 @@ class Showing:
     stale: bool = False
     forgets: bool = True
     no_prompt: bool = False
+    n_cut: int = 0
     late: bool = False
     learned: Callable[[int, int], int | None] = lambda n_accepted, n_drafted: n_accepted
     left: Callable[[list[int]], list[int]] = lambda tokens: tokens

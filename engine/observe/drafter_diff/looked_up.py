@@ -42,7 +42,10 @@ from engine.observe.drafter_diff.wrong_drafts import whens
 from engine.options import RunOptions
 from engine.trace.run_ref import RunColumns
 
-_UNSEEN = Showing(BEHIND, "it has not seen the prompt", no_prompt=True)
+_UNSEEN = (
+    Showing(BEHIND, "it has not seen the prompt", no_prompt=True),
+    *(Showing(BEHIND, f"it lacks the prompt's last {n} tokens", n_cut=n) for n in range(1, 17)),
+)
 _SHOWINGS = (
     Showing(BEHIND, "it has seen only the prompt, and no decoded tokens", n_lost=1 << 30),
     Showing(BEHIND, "it sees decoded tokens one round too late", late=True),
@@ -196,7 +199,7 @@ class LookedUp:
             *((STATE, f"it sees {what}", Showing(kept=own)) for what, own in _SEEN.items()),
         ]
         cut = [(CANDIDATES, about, Showing(left=own)) for about, own in _LENGTHS.items()]
-        yield STATE, _UNSEEN.about, _UNSEEN, None, ()
+        yield from ((STATE, one.about, one, None, ()) for one in _UNSEEN)
         yield from ((*one, None, ()) for one in shown)
         yield from ((*one[:2], right, None, one[2]) for one in self._workings())
         yield from ((CANDIDATES, about, right, own, ()) for about, own in self._other_settings())
@@ -367,7 +370,7 @@ class LookedUp:
         recorded = {draft.pos0: draft for draft in side.drafts}
         before, spec = side.n_prompt if how.no_prompt else 0, self._options.spec
         self._now = 0
-        drafter.begin(0, text[before : side.n_prompt])
+        drafter.begin(0, text[before : max(before, side.n_prompt - how.n_cut)])
         for i, other in enumerate(self._others, 1):
             drafter.begin(i, other.text[: other.n_prompt])
         waiting = deque(self._shared)

@@ -69,16 +69,17 @@ def _side(
     *,
     replays: bool = False,
     sees: Callable[[list[int]], list[int]] = lambda tokens: tokens,
+    n_known: int = _N_PROMPT,
 ) -> Any:
     """replays: what is accepted of a draft is verified again after a rejection. sees: what the
-    drafter is shown of the tokens of a round."""
+    drafter is shown of the tokens of a round. n_known: of the prompt."""
     options, text = _options(name), _text(7)
     spec = DRAFTERS[name]
     of: Any = spec.options_of(options.spec)
     target: Any = SimpleNamespace(config=SimpleNamespace(n_vocab=300))
     lent, longest = LentMemories(), spec.longest(of)
     drafter = spec.make(DrafterInputs(target, None, of, 1, 2048, 512, False, None, lent))
-    drafter.begin(0, text[:_N_PROMPT])
+    drafter.begin(0, text[:n_known])
     at, last, starts, found = _N_PROMPT, (1, 1), list[int](), list[RecordedDraft]()
     while at < len(text) - 10:
         starts.append(at)
@@ -110,6 +111,13 @@ def _side(
 
 
 _RIGHT: Learns = lambda n, of: n  # noqa: E731
+
+
+@pytest.mark.parametrize("n", [11, 16])
+def test_the_end_of_the_prompt_may_be_missing(n: int) -> None:
+    side = _side("suffix", _RIGHT, n_known=_N_PROMPT - n)
+    cause = LookedUp(side, _options("suffix")).cause()
+    assert cause is not None and cause.about.startswith(f"It lacks the prompt's last {n} tokens.")
 
 
 @pytest.mark.parametrize(
