@@ -177,8 +177,8 @@ def _dispatch(argv: list[str]) -> int:
     with collections_wait():
         module = import_module(module_of(name))
     parser = parser_of(name)
-    # intermixed: options may stand between the positionals, some of which may be left out; it
-    # cannot be interrupted half-way, where it fails to put its parser back
+    # intermixed: options may stand between positionals, some of which are optional. It must not be
+    # interrupted, because it would not restore its parser
     came: list[int] = []
     with on_signal(came.append):
         args = parser.parse_intermixed_args(words)

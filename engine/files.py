@@ -30,6 +30,7 @@ _OTHERS = Path(__file__).with_name("other_files.toml")
 _MOST_LINKS = 40
 _LONGEST_SUFFIX = 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_DATABASE_FULL = 13  # SQLITE_FULL
 PART = ".draftscope-"
 """Prefix of the temporary file that replaces a file once it is complete."""
 
@@ -49,7 +50,8 @@ def unwritable(
     """An error of this kind about what the system does not let us write. remedy: given unless the
     disk is full, for which no option is to blame."""
     reason = error.strerror or error if isinstance(error, OSError) else error
-    if isinstance(error, OSError) and error.errno in _FULL:
+    is_full = getattr(error, "sqlite_errorcode", None) == _DATABASE_FULL
+    if is_full or (isinstance(error, OSError) and error.errno in _FULL):
         remedy = "Free some space, or choose another disk."
         kind = DraftscopeError if kind is OptionError else kind
     return kind(f"{path} cannot be written: {reason}.", remedy)
@@ -93,7 +95,7 @@ def _regular(path: Path, kind: type[DraftscopeError]) -> int:
         raise kind(f"{path} is not a regular file but a folder.", "Name a file in it.")
     raise kind(
         f"{path} is not a regular file but {'a pipe' if stat.S_ISFIFO(mode) else 'a device'}.",
-        "Save what it gives to a file first, and name that one.",
+        "Save its output to a file first, and name that file.",
     )
 
 
@@ -270,8 +272,8 @@ def shown_files(data: bytes, name: str, kind: type[DraftscopeError]) -> Iterator
     for one, part in zip(parts[::2], parts[1::2], strict=True):
         found.setdefault(one, []).append(part)
     if len(found) > _MOST_SHOWN:
-        said = f"{name} shows more than {_MOST_SHOWN:,} files."
-        raise kind(said, "Name the files themselves, or fewer of them.")
+        said = f"{name} has more than {_MOST_SHOWN:,} files to read."
+        raise kind(said, "Name the files directly, and fewer of them.")
     yield from ((one.decode("utf-8", "replace"), b"".join(of)) for one, of in found.items())
 
 
@@ -288,13 +290,13 @@ _MOST_SHOWN, _MOST_PARTS = 1 << 10, 1 << 18
 def _too_large(name: str, most: int, kind: type[DraftscopeError]) -> DraftscopeError:
     return kind(
         f"{name} unpacks to more than {size_text(most)}.",
-        "Unpack it yourself, and split what comes out.",
+        "Unpack it yourself, and split the result.",
     )
 
 
 def _damaged(name: str, kind: type[DraftscopeError]) -> DraftscopeError:
     return kind(
-        f"{name} is a damaged gzip file: it is cut short, or more follows.",
+        f"{name} is a damaged gzip file: it is truncated, or has other data at its end.",
         "Copy or download it again, or unpack it.",
     )
 
@@ -332,10 +334,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def check_writable(path: Path) -> None:
-    """Raise OSError if `written_whole` could not write a file; removes what it tried."""
+def check_writable(path: Path) -> Path | None:
+    """The file that `written_whole` would replace, None for a pipe or device. Raises OSError if it
+    could not; removes what it tried."""
     if _stream(path) is not None:
-        return
+        return None
     target = _target(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -344,6 +347,7 @@ def check_writable(path: Path) -> None:
         if not probe.exists():
             probe.touch(exist_ok=False)
             probe.unlink()
+    return target
 
 
 def _stream(path: Path) -> Path | int | None:

@@ -53,7 +53,7 @@ def whole(text: str, most: int = COUNT) -> int:
 def real(text: str, most: float = LONGEST_PART_MS) -> float:
     """A decimal number from 0 to `most`. Raises OutOfRangeError."""
     if _REAL.fullmatch(text) is None:
-        raise OutOfRangeError(f"{text[:40]!r} is not a number that is read")
+        raise OutOfRangeError(f"{text[:40]!r} is not a supported number")
     if (value := float(text)) > most:
         raise OutOfRangeError(f"{text[:40]} is more than {most:,.0f}")
     return value

@@ -114,7 +114,7 @@ class Fork:
         at = np.flatnonzero(is_out & (tokens["pos"] == position))
         if not len(at):
             raise OptionError(
-                f"The run put out nothing at position {position} of sequence {seq_id}.",
+                f"The run emitted no token at position {position} of sequence {seq_id}.",
                 "Choose a position after its prompt and before its end.",
             )
         round_ = int(tokens["round"][at[0]])
@@ -129,7 +129,7 @@ class Fork:
         if facts.source is not None and facts.source.engine not in (None, "draftscope"):
             problem = f"is a run of {facts.source.engine}"
         elif facts.options is None:
-            problem = "does not say what options it had"
+            problem = "does not record its options"
         elif facts.lane:
             problem = "is a lane of a comparison"
         elif facts.turn or facts.prompt_reuse:
@@ -140,7 +140,7 @@ class Fork:
         last = int(rounds.max()) if len(rounds) else 0
         if not 1 <= self.round <= last + (self.n_kept is not None):
             raise OptionError(
-                f"The run has no round {self.round} to go on from.",
+                f"The run has no round {self.round} to continue from.",
                 f"Choose one from 1 to {last}." if last else "Choose a run with several rounds.",
             )
         if not 0 <= self.seq_id < len(self.prompts()):
@@ -157,7 +157,7 @@ class Fork:
         facts = self.parent.facts
         if facts.compute not in (None, compute):
             raise OptionError(
-                f"The run was computed in {facts.compute}, and this is {compute}.",
+                f"The run was computed in {facts.compute}, but the model is loaded in {compute}.",
                 f"Fork it with --compute {facts.compute}.",
             )
 
@@ -194,9 +194,9 @@ class Fork:
                 n = len(earlier[seq_id]) + self.n_kept
             if 0 < options.n_predict < n:
                 raise OptionError(
-                    f"-n {options.n_predict} is less than the {n} tokens of sequence {seq_id} that "
-                    "stay.",
-                    "Raise -n, or go on from earlier.",
+                    f"-n {options.n_predict} is less than the {n} tokens of sequence {seq_id} "
+                    "that the fork keeps.",
+                    "Raise -n, or fork from an earlier round.",
                 )
         found: list[Stage] = [(self, options)]
         for run in self._line():
@@ -288,8 +288,8 @@ class Fork:
             if last and last.token is not None and sequence.seq_id == last.seq_id:
                 if found[-1:] != [last.token]:
                     raise OptionError(
-                        f"Sequence {last.seq_id} chose nothing in round {stop - 1} that could be "
-                        "another token.",
+                        f"Sequence {last.seq_id} emitted no token in round {stop - 1} that could "
+                        "be replaced.",
                         "Choose a round after its prompt and before its end.",
                     )
                 wanted = [*wanted[:-1], last.token]
@@ -297,7 +297,7 @@ class Fork:
                 continue
             n = len(sequence.prompt.tokens) + n_common(found, wanted)
             raise OptionError(
-                f"Decoded again, sequence {sequence.seq_id} of the run has another text from "
+                f"Decoding sequence {sequence.seq_id} of the run again gave another text from "
                 f"position {n} on.",
                 "Fork it with the same model, --compute, --device and --threads.",
             )
@@ -329,7 +329,7 @@ def fork_lines(run: RunRef) -> Iterator[str]:
     parent = run.sibling(fork.parent)
     yield f"fork of {parent} before round {fork.round}; {fork.rebuilt}"
     for name, one in (("parent", parent), ("fork", run)):
-        yield f"  {name} from there: {_rest(one, fork.round)}"
+        yield f"  {name} from that round on: {_rest(one, fork.round)}"
     before, after = _text(parent), _text(run)
     for seq_id in sorted(before.keys() | after.keys()):
         apart = _parting(before.get(seq_id, {}), after.get(seq_id, {}))
@@ -348,7 +348,7 @@ def _rest(run: RunRef, start: int) -> str:
     n_rounds = len(np.unique(rounds["round"][later]))
     ms = sum(float(np.nansum(rounds[f"{phase}_ms"][later])) for phase in PHASES)
     rate = f", {accepted} of {drafted} drafted tokens accepted" if drafted else ""
-    each = f", {ms / n_rounds:.1f} ms a round" if n_rounds else ""
+    each = f", {ms / n_rounds:.1f} ms per round" if n_rounds else ""
     return f"{total('num_emitted')} tokens in {n_rounds} rounds{rate}{each}"
 
 
@@ -367,7 +367,7 @@ def _parting(mine: dict[int, int], theirs: dict[int, int]) -> str:
     """Where two texts differ first, in words."""
     for pos in sorted(set(mine) & set(theirs)):
         if mine[pos] != theirs[pos]:
-            return f"the texts part at position {pos}"
+            return f"the texts differ from position {pos} on"
     if len(mine) == len(theirs):
         return "the same text"
     return f"the same text for {min(len(mine), len(theirs))} tokens, then one ends"
@@ -387,7 +387,7 @@ def later_parts(
         before = parts.options
         if options.parallel != before.parallel:
             raise OptionError(
-                f"The run to go on from has --parallel {before.parallel}.", "Leave --parallel out."
+                f"The forked run has --parallel {before.parallel}.", "Leave --parallel out."
             )
         n_ctx, n_ctx_before = context(options), context(before)
         same = {

@@ -201,7 +201,7 @@ def policy_cost(
 def fits_text(estimates: Mapping[str, MemoryEstimate], available: int) -> str:
     """Whether each of these estimates, by what it is for, fits into this many bytes."""
     if not available:
-        return "how much memory is available is not known"
+        return "the available memory is not known"
     words = []
     for name, one in estimates.items():
         left = available - one.total

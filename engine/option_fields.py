@@ -274,6 +274,13 @@ class _BraceWords(dict[str, str]):
         return f"{{{key}}}"
 
 
+def plain_value(one: PlacedOption, value: Any) -> Any:
+    """The value as it is written in files: a text, number or flag, or a list of texts."""
+    if one.option.repeats:
+        return [_repeated(each) for each in value]
+    return value if one.kind in (int, float, bool) else _word(value)
+
+
 def _repeated(each: Any) -> str:
     """One value of a repeated option; a bias is its token and a signed number."""
     if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[1], (int, float)):

@@ -3,6 +3,7 @@ interpret or not show."""
 
 from __future__ import annotations
 
+import math
 import unicodedata
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
@@ -48,3 +49,14 @@ def terminal_text(text: str, keep: str = "") -> str:
         else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds in whole units: 44 s, 3 min 20 s, 2 h 5 min."""
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

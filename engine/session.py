@@ -252,10 +252,10 @@ class Session:
         """A fork that continues from a checkpoint; None, and the reason, if it cannot."""
         found = checkpoints.nearest(fork)
         if found is None:
-            return None, ", as no checkpoint before is kept"
+            return None, ", as no earlier checkpoint is kept"
         source, scheduler, prompts = RunRef(trace, found.run_id), found.restored(), fork.prompts()
         if not found.is_of(source):
-            return None, ", as the trace is another one"
+            return None, ", as the checkpoints are of another trace"
         first, memory, before = scheduler.parts
         stages = fork.stages(options, source)
         n_slots = min(first.parallel, len(prompts))
@@ -305,7 +305,7 @@ class Session:
         if self._grammar_tokens is None:
             if not self.tokenizer.eog_ids:
                 raise OptionError(
-                    "The vocabulary has no token that ends a text, which a grammar needs.",
+                    "A grammar needs an end-of-generation token, and the vocabulary has none.",
                     "Leave out --json-schema and --grammar-file.",
                 )
             t = self.tokenizer
@@ -373,7 +373,7 @@ class Session:
         ModelFileError if it has changed since it was opened."""
         if self.path is None:
             raise OptionError(
-                "The model came from no file, which is needed again.",
+                "The model has to be read again, but was not loaded from a file.",
                 "Open the model from a GGUF file.",
             )
         self.check_unchanged()
@@ -402,7 +402,7 @@ class Session:
             self._check_tokens(one.tokens, name)
             if len(one.tokens) >= n_ctx:
                 raise ContextFullError(
-                    f"{name} has {len(one.tokens)} tokens, the context {n_ctx}.",
+                    f"{name} has {len(one.tokens)} tokens, but the context only {n_ctx}.",
                     "Raise -c or shorten the prompt.",
                 )
         return n_ctx

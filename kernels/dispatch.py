@@ -98,10 +98,10 @@ def pick_whole(
 def operation(
     *, triton: str | None = None, llvm: str | None = None, any_type: bool = False
 ) -> Callable[[F], F]:
-    """Make the version in torch, which is decorated, the whole operation: see `pick_whole`.
+    """Decorator that makes the version in torch the whole operation: see `pick_whole`.
 
-    Next to it is the naive version, <name>_naive, if there is one, and with its own module as
-    `llvm` the one for a CPU, <name>_with_llvm.
+    In the same module the naive version, <name>_naive, may exist, and with that module as `llvm`
+    the one for a CPU, <name>_with_llvm.
     """
 
     def whole(with_torch: F) -> F:
@@ -124,15 +124,15 @@ def uses_llvm() -> bool:
 
 
 def runs_llvm(x: Tensor) -> bool:
-    """Whether an operation on numbers of any type, so that `pick` cannot choose for it, runs in its
-    LLVM version."""
+    """Whether an operation on numbers of any type, for which `pick` cannot choose, runs in its LLVM
+    version."""
     needs_gradient = torch.is_grad_enabled() and x.requires_grad
     return x.device.type == "cpu" and uses_llvm() and not needs_gradient
 
 
 def runs_triton(x: Any) -> bool:
-    """Whether an operation of several kernels runs in the version for a GPU that is one. x: what
-    has the device, a tensor or rows made of tensors."""
+    """Whether an operation of several kernels runs in its single-kernel version for a GPU. x: a
+    tensor, or rows made of tensors, on the device in question."""
     if not (x.is_cuda or _always_triton()):
         return False
     return _always_triton() or (not os.environ.get(VARIABLE) and _has_cuda() and has_triton())
@@ -168,7 +168,7 @@ def _by_device(
 
 
 def _when_called(module: str, name: str, *without: Any) -> Callable[..., object]:
-    """A function of a module that is imported at the first call; without: one in its place."""
+    """A function of a module imported at the first call. without: its default if missing."""
     found: Callable[..., object] | None = None
 
     def call(*args: Any, **kwargs: Any) -> object:
@@ -216,7 +216,7 @@ def _interpreted() -> bool:
 
 @functools.cache
 def gnu_openmp() -> Path | None:
-    """GNU's OpenMP, as torch brings it on Linux; None where it uses another."""
+    """GNU's OpenMP, as torch includes it on Linux; None if torch uses another one."""
     libraries = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))
     return libraries[0] if libraries else None
 
@@ -226,5 +226,5 @@ COUNTERS = 4096
 
 @functools.cache
 def counters(device: torch.device) -> Tensor:
-    """int32 zeros, which a launch counts its programs in and leaves as zeros: of one at a time."""
+    """int32 zeros in which one launch at a time counts its programs, leaving zeros."""
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)

@@ -1,8 +1,7 @@
-"""Files of kernels on disk, so that each is compiled once and not at every start; and the folder
-for all that can be made anew.
+"""Files of kernels on disk, so that each is compiled only once; and the cache folder.
 
-What is read here is run as machine code. So the folder has to be the user's own, with no one else
-allowed to write to it, and every file holds a hash of what follows. Without such a folder, or with
+What is read here is executed as machine code. So the folder must belong to the user and be writable
+by no one else, and every file holds a hash of its content. Without such a folder, or with
 DRAFTSCOPE_KERNEL_CACHE=off, nothing is kept.
 """
 
@@ -19,7 +18,7 @@ from pathlib import Path
 
 VARIABLE = "DRAFTSCOPE_KERNEL_CACHE"
 MOST_BYTES = 64 << 20
-"""Of all files together; those that were not used for longest go first."""
+"""Limit for all files together; the least recently used ones are removed first."""
 
 _SUFFIX = ".kernel"
 _HEADER = b"draftscope kernel 1\n"
@@ -27,7 +26,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 
 def cache_folder() -> Path:
-    """DRAFTSCOPE_DATA_DIR, or the system's folder for what can go. It need not exist."""
+    """DRAFTSCOPE_DATA_DIR, or the system's cache folder. It need not exist."""
     if chosen := os.environ.get("DRAFTSCOPE_DATA_DIR"):
         return Path(chosen)
     if sys.platform == "win32":
@@ -40,10 +39,10 @@ def cache_folder() -> Path:
 
 
 def kept(key: str, made: Callable[[], bytes]) -> bytes:
-    """What is kept under a key, hexadecimal digits, object code as a rule; else it is made, and
-    kept.
+    """The content kept under a key of hexadecimal digits, usually object code; made and kept if
+    missing.
 
-    Nothing that is wrong with the disk is an error: the kernel is compiled then.
+    Errors of the disk are ignored: the kernel is then compiled.
     """
     with suppress(OSError), _folder() as folder:
         found = _read(folder, key)
@@ -58,7 +57,7 @@ def kept(key: str, made: Callable[[], bytes]) -> bytes:
 
 @contextmanager
 def _folder() -> Iterator[int]:
-    """An open folder to reach files in. Raises OSError where there is none to be trusted."""
+    """An open folder to reach files in. Raises OSError if there is none that can be trusted."""
     chosen = os.environ.get(VARIABLE)
     if chosen == "off":
         raise OSError("kernels are not to be kept")
@@ -66,7 +65,7 @@ def _folder() -> Iterator[int]:
         raise OSError("this system has no way to open a folder that only its owner can write to")
     path = chosen or cache_folder() / "kernels"
     os.makedirs(path, mode=0o700, exist_ok=True)
-    # opened before it is looked at, and not opened again by its name
+    # opened before it is checked, and not opened again by name
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not _is_ours(os.fstat(folder)):
@@ -81,7 +80,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _read(folder: int, key: str) -> bytes | None:
-    """None for a file that is not there, not ours, damaged, or holds something else."""
+    """None for a file that is missing, not ours, damaged, or holds something else."""
     try:
         file = os.open(key + _SUFFIX, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
     except FileNotFoundError:
@@ -91,7 +90,7 @@ def _read(folder: int, key: str) -> bytes | None:
         if not (stat.S_ISREG(status.st_mode) and _is_ours(status) and status.st_size < MOST_BYTES):
             return None
         whole = opened.read()
-        with suppress(OSError):  # on a disk that cannot be written, none is removed either
+        with suppress(OSError):  # a read-only disk is not pruned either
             os.utime(file)
     return _content(whole, key)
 
@@ -122,7 +121,8 @@ def _write(folder: int, key: str, code: bytes) -> None:
 
 
 def _prune(folder: int) -> None:
-    """Remove the files used longest ago, those of other versions among them, beyond MOST_BYTES."""
+    """Remove the least recently used files, including those of other versions, beyond
+    MOST_BYTES."""
     found = []
     for name in os.listdir(folder):
         if name.endswith(_SUFFIX):

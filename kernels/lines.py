@@ -1,6 +1,6 @@
-"""Lines of a text: where they are, the numbers in them, and their shapes: lines of one shape differ
-in their numbers alone, or in the text of a token. One pass over the bytes, in machine code, and
-without torch."""
+"""Lines of a text: their places, the numbers in them, and their shapes. Lines of one shape differ
+only in their numbers or in the text of a token. One pass over the bytes, in machine code, without
+torch."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from kernels.llvm.values import I8, I64, Value
 
 _N_ARGS = 16
 _KEY = secrets.randbits(64) | 1
-"""No text is known to have two shapes of the same hash."""
+"""Random, so that no one can write a text with two shapes of the same hash."""
 _NEW_LINE, _ZERO, _QUOTE, _BRACE, _SPACE = b"\n0'{ "
 _WORD = 8
 _TOKENS = b"draft candidate", b"next token:"
-"""One of these is before the quote that begins a token's text."""
+"""One of these precedes the quote before a token's text."""
 _FARTHEST = 96
-"""Bytes from there."""
+"""Greatest distance in bytes between them."""
 _NO_TOKENS = b"\\\x1b"
-"""In no text of a token that any other one may stand for."""
+"""The text of a token with one of these stays part of the shape."""
 _AFTER_TOKENS = b'\n"\\'
-"""What comes after the quote that ends it."""
+"""Bytes that may follow the quote after the text."""
 _CHUNK = b"http: streamed chunk: data: "
 CUT = 2
-"""In the hash of a shape whose lines are looked at up to an object that a server sends."""
+"""Bit in the hash of a shape whose lines are read only up to an object that a server sends."""
 
 
 class ScannedLines(NamedTuple):
-    """ends: of each line, where its line end is. first: of each line, the next number in it or
-    after it. shape_of: of each line, the number of its shape; first_of, hashes: of each shape, its
-    first line, and 64 bits that no other shape has in this process. stops, lengths, values: of each
-    number of ASCII digits, where it ends, how many digits it has and what it is, modulo 2^64. All
-    int64."""
+    """ends: of each line, the place of its line end. first: of each line, the index of the next
+    number in or after it. shape_of: of each line, the number of its shape; first_of, hashes: of
+    each shape, its first line, and 64 bits that no other shape of this process has. stops, lengths,
+    values: of each number of ASCII digits, where it ends, its number of digits, and its value
+    modulo 2^64. All int64."""
 
     ends: np.ndarray
     first: np.ndarray
@@ -54,9 +54,9 @@ class ScannedLines(NamedTuple):
 
 
 def scanned(data: bytes, *, cuts: bool = False) -> ScannedLines:
-    """The lines of a text, each of which ends with a line feed. Texts of tokens are all alike that
-    have no numbers, quotes or escapes, with no other quote after them. cuts: whether objects that a
-    server sends are all alike too, with what comes after them; their numbers are left out."""
+    """The lines of a text, each of which ends with a line feed. Texts of tokens count as equal
+    unless they have numbers, quotes or escapes, or another quote follows. cuts: objects that a
+    server sends, and all after them, count as equal too, without their numbers."""
     text = np.frombuffer(data + bytes(_WORD), np.uint8)  # words are read whole
     n_lines, n_most = int(np.count_nonzero(text == _NEW_LINE)), len(data) // 2 + 1
     lines = [np.empty(n_lines, np.int64) for _ in range(5)]
@@ -94,7 +94,7 @@ def _compiled() -> bytes:
 
 
 def _write(code: Code, args: Sequence[Value]) -> None:
-    """The loop over all words, each up to the first byte that means something."""
+    """The loop over all words, each up to the first byte with a meaning."""
     text, n_bytes, n_lines, key, shift, cuts, ends, first, shape_of, first_of, *rest = args
     hashes, stops, lengths, values, table, counts = rest
     zero, one = code.integer(0), code.integer(1)
@@ -105,7 +105,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
     is_token, is_cut = code.variable(zero), code.variable(zero)
 
     def mixed(hash_: Value, more: Value | int) -> Value:
-        # twice, or what the highest bits of a word change would be known
+        # twice, because otherwise the highest bits of a word would have a predictable effect
         half = (hash_ ^ more) * key
         half = (half ^ (half >> 32)) * key
         return half ^ (half >> 32)
@@ -126,7 +126,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
         return (is_free | found.value.equal(state.value)).equal(0)
 
     def quote() -> None:
-        """One in a line: the first after a space may begin the text of a token."""
+        """A quote in a line: the first one after a space may begin the text of a token."""
         with code.builder.if_else(n_quotes.value.equal(0).ir) as (is_first, is_later):
             with (
                 is_first,
@@ -154,7 +154,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
                         for no in _NO_TOKENS:
                             with code.when(byte_at(place).equal(no)):
                                 is_token.set(zero)
-                    other.set(mixed(before.value, key))  # as no text is
+                    other.set(mixed(before.value, key))  # as if there were no text
                     follows = byte_at(at.value + 1)
                     ends_text = [follows.equal(byte) for byte in _AFTER_TOKENS]
                     with code.when(functools.reduce(Value.__or__, ends_text).equal(0)):
@@ -164,7 +164,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
     def end_line() -> None:
         with code.when(n_quotes.value.equal(2) & is_token.value.equal(1)):
             state.set(other.value)
-        # an empty place of the table is 0
+        # 0 marks an empty place of the table
         state.set(((state.value | CUT) ^ CUT) | 1 | is_cut.value * CUT)
         slot.set((state.value * key) >> shift)
         with code.repeat(is_other):
@@ -190,7 +190,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
         is_cut.set(zero)
 
     def brace() -> None:
-        """One in a line: the rest may be what does not count."""
+        """A brace in a line: the rest may not count."""
         n = len(_CHUNK)
         with code.when(cuts.equal(1) & (begin.value + (n - 1)).less(at.value)):
             same = [
@@ -217,7 +217,7 @@ def _write(code: Code, args: Sequence[Value]) -> None:
             with has_some:
                 n = _n_before(code, marks)
                 with code.when(zero.less(n)):
-                    # no whole word is known to be this
+                    # cannot be predicted to equal a whole word
                     mix((word & ((one << (n * 8)) - 1)) ^ (n << 56) ^ (key >> 1))
                     at.set(at.value + n)
                 with code.builder.if_else(digit().less(10).ir) as (is_digit, is_none):

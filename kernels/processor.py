@@ -1,7 +1,7 @@
-"""What the processor can do, as far as kernels and the libraries beneath them may use it.
+"""What the processor can do, as far as kernels and the libraries below them may use it.
 
-DRAFTSCOPE_CPU=avx2 limits both to what every x86 processor with AVX2 has, as if this were one:
-results and tests of such a processor can then be had on a newer one.
+DRAFTSCOPE_CPU=avx2 limits both to what every x86 processor with AVX2 has: results and tests of such
+a processor can then be obtained on a newer one.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def halves_512_bits() -> bool:
 
 
 def reads_ahead_into_second_cache() -> bool:
-    """Whether memory that is asked for beforehand comes faster where it is not asked for in the
-    nearest cache, which waits for few lines at a time. Not said of AMD's: not measured there."""
+    """Whether prefetching is faster into the second cache than into the nearest one, which waits
+    for few lines at a time. False for AMD's processors, where it was not measured."""
     name, _ = _here()
     return bool(name) and not name.startswith("zn")
 
@@ -102,7 +102,7 @@ def processor_name() -> str:
 
 @functools.cache
 def _cpu_info() -> Mapping[str, str]:
-    """What Linux says of the first processor; nothing elsewhere."""
+    """What Linux reports of the first processor; empty on other systems."""
     found = {}
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -138,8 +138,8 @@ def _target(limit: str) -> tuple[str, Mapping[str, bool]]:
 
 @functools.cache
 def _here() -> tuple[str, Mapping[str, bool]]:
-    """This processor's name and features as LLVM says, which is loaded for it only if no answer
-    about such a processor is kept; nothing where there is no LLVM."""
+    """This processor's name and features according to LLVM, which is loaded only if no answer for
+    such a processor is kept; empty without LLVM."""
     if importlib.util.find_spec("llvmlite") is None:
         return "", {}
     from kernels.kernel_files import kept

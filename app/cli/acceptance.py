@@ -49,19 +49,20 @@ def drafted_run(path: Path, run_id: int | None, option: str, *, or_sums: bool = 
         why = [one for server in servers if server for one in server.launch.get("refusal", ())]
         said = f": the server refused its drafter, {'; '.join(why)}" if why else ""
         raise OptionError(
-            f"{path} has no draft in any of its rounds{said}.",
+            f"No round of {path} has a draft{said}.",
             "Record it with a drafter (--spec-type) that fits the model."
             if why
-            else "Record it with a drafter (--spec-type); a longer text where that found nothing.",
+            else "Record it with a drafter (--spec-type), or a longer text if it found nothing "
+            "to draft.",
         )
     if or_sums and not n and len(store.tokens):
         return RunRef(store, min(store.runs) if run_id is None else run_id)
     if not known or (run_id is not None and run_id not in known):
         raise OptionError(
-            f"{path} has no rounds with drafts, only sums or plain text.",
-            "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a "
-            "llama-server log with LLAMA_TRACE=1, a record with counts per step, or a stream with "
-            "ids of SGLang.",
+            f"{path} has no rounds with drafts, only totals or text without drafts.",
+            "Use a recording of single rounds: `draftscope observe URL -p TEXT --trace DIR`, a "
+            "llama-server log with LLAMA_TRACE=1, a record with counts per step, or a stream of "
+            "SGLang with token ids.",
         )
     return RunRef(store, known[0] if run_id is None else run_id)
 
@@ -107,7 +108,7 @@ def _expected(rows: Sequence[Group]) -> Iterator[str]:
         known = [one.expected for one in shares if one is not None]
         if any(one is not None and 0 < one < 1 for one in known):
             said = ", ".join("-" if one is None else f"{one:.3f}" for one in known)
-            yield f"  expected of {name}, by the rule's chance for each drafted token: {said}"
+            yield (f"  expected for {name}, by the acceptance rule's probabilities: {said}")
 
 
 def _decay(by: str, fits: tuple[Logistic | None, ...]) -> Iterator[str]:

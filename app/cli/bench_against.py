@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError("--markdown and --json are both given.", "Leave one of them out.")
     target = target_path(args)
     if args.device not in ("auto", "cpu"):
-        raise OptionError("llama.cpp is compared on the processor.", "Leave --device out.")
+        raise OptionError("llama.cpp is compared only on the CPU.", "Leave --device out.")
     if args.n_predict < 1:
-        raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Choose one from 1.")
+        raise OptionError(f"-n {args.n_predict} is not a number of tokens.", "Use 1 or more.")
     args.device = "cpu"
     if args.spec_type not in (None, [()], [("draft-mtp",)]):
         raise OptionError("The request drafts with draft-mtp.", "Name it, or none.")
@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _has_head(args: argparse.Namespace, target: Path) -> bool:
-    """Whether speculation is compared: the model has an MTP head, and `none` was not given."""
+    """Whether speculation is compared: the model has an MTP head, and `none` was not given. Raises
+    OptionError if the trained context is too short for --depth."""
     with GgufFile.open(target) as file:
         info = describe(file)
     if info.n_ctx_train <= args.depth + _N_PROMPT:
@@ -156,13 +157,13 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _notes(report: dict[str, Any]) -> Iterator[str]:
     n = report["rows"][0]["n_pairs"]
-    yield f"Medians, pairs in alternation: {n}; ratio: median of the pairs', p: sign test."
+    yield f"Medians of {n} alternating pairs; ratio: median of the pairs' ratios, p: sign test."
     yield (
         "1 token and prompt: llama-bench; verify: llama-bench with -embd 1, which computes the "
         "logits of every token, as here."
     )
     if report["depth"]:
-        yield f"All of these after {report['depth']} tokens."
+        yield f"All with {report['depth']} tokens in the context."
     if report["acceptance"]:
         rates = ",".join(f"{rate:g}" for rate in report["speculation"]["rates"])
         theirs, ours = (median(side) for side in zip(*report["acceptance"], strict=True))
@@ -171,7 +172,7 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
             f"llama-server and here, both with --spec-synth-rates {rates}: accepted "
             f"{theirs:.2f} there, {ours:.2f} here."
         )
-        yield "better: the same against llama.cpp's plain decoding where that is faster."
+        yield "better: the same, compared with llama.cpp's plain decoding where that is faster."
     if report["memory_bytes"]:
         theirs, ours = report["memory_bytes"]
         yield (
@@ -181,7 +182,7 @@ def _notes(report: dict[str, Any]) -> Iterator[str]:
     if report["idle_share"] > _BUSY:
         yield (
             f"While llama.cpp was measured, this process used {100 * report['idle_share']:.0f} % "
-            "of a core: see whether OMP_WAIT_POLICY is set."
+            "of a core, so its figures may be too low: check whether OMP_WAIT_POLICY is set."
         )
     if not report["complete"]:
         yield "not complete: the measurement was stopped"

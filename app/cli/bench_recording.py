@@ -76,6 +76,6 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
             yield _LINE.format(one["name"], number, width=width, percent=percent, **run)
         yield _MEDIAN.format("", width=width, percent=100 * one["median_share"], **one)
     yield ""
-    yield "recording: writing the trace, and working out what only the trace needs"
+    yield "recording: writing the trace, and computing values that only the trace needs"
     if not report["complete"]:
         yield "not complete: the measurement was stopped"

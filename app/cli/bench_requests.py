@@ -88,7 +88,7 @@ def open_bench(
     if args.spec_type is not None:
         chosen = list(dict.fromkeys(types for types in args.spec_type if types))
     all_options = _options(args, tuple(dict.fromkeys(name for types in chosen for name in types)))
-    # without --spec-type, use the drafter files that were given
+    # without --spec-type, load all drafter files, given or bundled
     if args.spec_type is None:
         drafts = list(draft_paths(args).values())
     else:

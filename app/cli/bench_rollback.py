@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     for name, most in _MOST.items():
         if getattr(args, name) > most:
             option = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{option} is above {most}.", "No model has layers of that size.")
+            raise OptionError(f"{option} is above {most}.", "Use a realistic, smaller size.")
     if args.n_rs_seq is not None and not 1 <= args.n_rs_seq <= _MOST_STATES:
         raise OptionError(
             f"--n-rs-seq is outside 1..{_MOST_STATES}.", "Choose another number of snapshots."
@@ -99,7 +99,7 @@ def _lines(said: dict[str, Any], rows: Iterable[dict[str, Any]]) -> Iterator[str
     yield (
         "medians of {repeat} rounds, threads: {threads}; times in ms, sizes in MiB per round"
     ).format(**said)
-    yield "min: fastest total; x none: total over none; beyond: held beyond one live state"
+    yield ("min: fastest total; x none: total over none; beyond: memory beyond one live state")
     yield ""
     yield _LINE.format("T", "kept", "policy", *_PHASES, "min", "x none", *_SIZES, "error")
     width = None

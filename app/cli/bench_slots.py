@@ -57,4 +57,4 @@ def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         accepted = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
         yield _LINE.format(**row, accepted=accepted)
     yield ""
-    yield "tok/s: of all slots together, after the prompts; seconds: prompts included"
+    yield "tok/s: of all slots together, without prompts; seconds: with prompts"

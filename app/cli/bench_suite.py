@@ -136,8 +136,8 @@ def split_lines(one: dict[str, Any]) -> Iterator[str]:
     if split is None:
         return
     yield (
-        f"{split['tokens_per_round']:.2f} tokens a round of {split['round_ms']:.2f} ms: drafting "
-        f"{split['draft_ms']:.2f}, verifying {split['verify_ms']:.2f}, rest "
+        f"{split['tokens_per_round']:.2f} tokens per round of {split['round_ms']:.2f} ms: "
+        f"drafting {split['draft_ms']:.2f}, verifying {split['verify_ms']:.2f}, rest "
         f"{split['rest_ms']:.2f}; a plain step takes {split['plain_step_ms']:.2f} ms"
     )
     needed = split["break_even_acceptance"]
@@ -146,13 +146,13 @@ def split_lines(one: dict[str, Any]) -> Iterator[str]:
     else:
         rate = one["aggregate"]["aggregate_accept_rate"]
         verdict = "faster" if split["tokens_per_round"] > split["break_even_tokens"] else "slower"
-        cannot = ", which no draft of this length reaches" if needed > 1 else ""
+        cannot = ", impossible with this draft length" if needed > 1 else ""
         yield (
-            f"even at {split['break_even_tokens']:.2f} tokens a round, an acceptance of "
+            f"break-even at {split['break_even_tokens']:.2f} tokens per round, an acceptance of "
             f"{needed:.3f}{cannot}; measured {rate:.3f}: {verdict} than plain decoding"
         )
     if one["num_same"] < len(one["rows"]):
-        yield "not every text is that of plain decoding: `draftscope match` tells what differs"
+        yield "some texts differ from plain decoding: `draftscope match` shows where"
 
 
 def number(value: float | None, digits: int) -> str:

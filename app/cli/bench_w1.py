@@ -73,7 +73,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         if not one["turns"]:
             continue
         yield ""
-        same = f"{one['num_same']} of {len(one['turns'])} answers are those of plain decoding"
+        same = f"{one['num_same']} of {len(one['turns'])} answers are the same as in plain decoding"
         yield f"{one['name']}: {same}"
         yield _LINE.format(*_HEADS.split())
         for turn in one["turns"]:
@@ -81,6 +81,6 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
             yield _LINE.format(turn["turn"], *counters, f"{turn['tokens_per_second']:.1f}")
         yield _LINE.format("all", *one["totals"].values(), "")
     yield ""
-    yield "drafts: verification steps; dupl.: most cells beyond one per position after a round"
+    yield ("drafts: verification steps; dupl.: most duplicate KV cells after a round")
     if not report["complete"]:
         yield "not complete: the workload was stopped"

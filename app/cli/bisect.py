@@ -37,15 +37,15 @@ def run(args: argparse.Namespace) -> int:
     with_repo = args.repo is not None
     if with_repo == (args.builds is not None):
         raise OptionError(
-            "There is nothing to search in.",
+            "No commits or builds to search are given.",
             "Give either --repo with --good and --bad, or --builds.",
         )
     if not with_repo:
         refuse_given(args, "--repo", *_OF_COMMITS)
     if with_repo != (args.good is not None) or with_repo != (args.bad is not None):
         raise OptionError(
-            "--good and --bad name the ends of a repository's history.",
-            "Give --repo, --good and --bad together; --builds has its ends itself.",
+            "--good and --bad are commits of a repository, and --repo is not given with both.",
+            "Give --repo, --good and --bad together; --builds needs neither.",
         )
     model = target_path(args) if args.judge_command is None else None
     from engine.experiments.bisect import search as report
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     search, folder = _search(args, model)
     with _only_one(folder):
         if search.n_known:
-            tell(f"{search.n_known} verdicts are known already")
+            tell(f"{search.n_known} verdicts are known from an earlier search")
         search.begin = lambda revision: _begin(search, revision)
         try:
             for line in search.run():
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
                     show_progress("")
                 tell(line, name="")
         except (KeyboardInterrupt, DraftscopeError):
-            tell(f"verdicts so far are in {folder}; the same command goes on")
+            tell(f"verdicts so far are in {folder}; repeat the command to resume")
             raise
     again = shlex.join(["draftscope", *args.words])
     if args.markdown is not None:
@@ -76,7 +76,7 @@ def _begin(search: Search, revision: Revision | None) -> None:
     """Announce the next step, here and to windows."""
     from engine.experiments.bisect import search as report
 
-    now = f"{revision.name} is built and judged" if revision else ""
+    now = f"{revision.name}: building and testing" if revision else ""
     if now and is_terminal(sys.stderr):
         show_progress(now)
     path = progress_file()
@@ -98,7 +98,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     if note:
         tell(f"note: {note}")
     where = str(args.repo.resolve()) if args.repo is not None else "builds"
-    folder = args.work or progress_file().parent / _mark(where)
+    folder = (args.work or progress_file().parent / _mark(where)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     judge, label = _judge(args, model, folder)
     builds: Callable[[Revision], Path] = given_build
@@ -167,6 +167,6 @@ def _only_one(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise OptionError(
-                    f"Another search is at work in {folder}.", "Wait for its end, or use --work."
+                    f"Another search is running in {folder}.", "Wait for its end, or use --work."
                 ) from error
         yield

@@ -149,7 +149,7 @@ def api_key(variable: str | None) -> str:
     if variable is None:
         return ""
     if not (key := os.environ.get(variable)):
-        raise OptionError(f"The environment has no {variable[:80]}.", "Set it to the API key.")
+        raise OptionError(f"The variable {variable[:80]} is not set.", "Set it to the API key.")
     return key
 
 

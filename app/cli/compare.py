@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import draft_paths, open_session, target_path
@@ -27,6 +28,8 @@ from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.environment import environment
 from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.model.tensors import DRAFT_MTP, has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
@@ -57,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare(parser, __name__, counts=_counts)
 
 
+def _has_mtp_block(path: Path) -> bool:
+    with GgufFile.open(path) as file:
+        return has_mtp_block(file)
+
+
 def run(args: argparse.Namespace) -> int:
     """Compare; what was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
@@ -70,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
     if scenario is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     if args.spec_type is None and not args.spec_default and args.draft_accept is None:
-        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else ("draft-mtp",)
+        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else (DRAFT_MTP,)
+        if not (args.spec_draft_model or scenario or _has_mtp_block(target)):
+            raise OptionError(
+                f"{target.name} has no MTP block, which drafts unless something else does.",
+                "Choose a drafter with --spec-type, or --draft-accept 0,3,1 to draft by script.",
+            )
     options = scenario.options if scenario else run_options(args)
     drafts = draft_files(args, options)
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES
@@ -84,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         for note in notes_on(lane.options(options), n_draft, is_led=not lane.free):
             tell(f"note: {lane.name}: {note}")
     if args.bound is not None and args.bound < 0:
-        raise OptionError("--bound is negative.", "Use 0 to accept equal logits only.")
+        raise OptionError("--bound is negative.", "Use 0 to accept only equal logits.")
     check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
@@ -208,7 +221,7 @@ def _loaded(session: Session) -> dict[str, str]:
 
 
 def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario | None:
-    """The scenario of --scenario, None without it. `options`: of the arguments.
+    """The scenario of --scenario, None without it. options: those that the arguments give.
 
     Lanes of llama.cpp may be added to those of a scenario. Raises OptionError for an unknown name
     and for settings that conflict with it.
@@ -220,9 +233,9 @@ def chosen_scenario(args: argparse.Namespace, options: RunOptions) -> Scenario |
     joins = all(lane.llama or lane.kind == PEER for lane in more) and (scenario.lanes or not more)
     if args.sources or not joins or args.chat or options != RunOptions():
         raise OptionError(
-            f"Scenario {scenario.name!r} has prompts, options and lanes of its own.",
-            "Give only a model, lanes of llama.cpp in addition to its own, --compute, --threads, "
-            "--bound, --json and --trace with it.",
+            f"Scenario {scenario.name!r} has its own prompts, options and lanes.",
+            "Give only a model, lanes of llama.cpp, --compute, --threads, --bound, --json and "
+            "--trace with it.",
         )
     return replace(scenario, lanes=(*scenario.lanes, *more))
 

@@ -42,10 +42,10 @@ def run(args: argparse.Namespace) -> int:
         if tried and version not in tried:
             if version and not args.force:
                 raise OptionError(
-                    f"{title} is a version that has not been tried; tried: {', '.join(tried)}.",
-                    "Its kernels may be called in another way: --force plays them all the same.",
+                    f"{title} is an untested version; tested: {', '.join(tried)}.",
+                    "Its kernels may have another interface; run the checks anyway with --force.",
                 )
-            tell(f"{title}: its version has not been tried; tried: {', '.join(tried)}")
+            tell(f"{title} is an untested version; tested: {', '.join(tried)}")
     last, shown = {}, show_progress if is_terminal(sys.stderr) else lambda _: None
     for outcome in runner.run(
         name,
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.script is not None and faults:
         if name == "draftscope":
             raise OptionError(
-                "The kernels of this program need the whole of it: no script was written.",
-                "Leave out --script and repeat the check with the command in the report.",
+                "The kernels of this program cannot run without it: no script was written.",
+                "Leave out --script; the report has the command that repeats the check.",
             )
         report.write_script(args.script, faults[0], args.target, device)
     n_failed = sum(not outcome.passed for outcome in outcomes)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     live = [_is_here(source) or source.startswith(_URLS) for source in sources]
     if all(live) and args.prompt is None:
         raise OptionError(
-            "Both are decoded now and there is no prompt.", "Give one with -p, or name a trace."
+            "Both have to be decoded, without a prompt.", "Give one with -p, or name a trace."
         )
     if args.demo and args.model is None:
         args.model = DEMO_TARGET
@@ -99,8 +99,8 @@ def _session(args: argparse.Namespace) -> Session | None:
 def _decoded(
     args: argparse.Namespace, source: str, session: Session | None, other: RunRef | None
 ) -> tuple[RunRef, np.ndarray | None, StageValues | None]:
-    """The prompt of the other run, or the one that was given, decoded now as that run was; rows
-    that the target handed over, and what drafters computed, where these are known."""
+    """The other run's prompt, or the given one, decoded now with that run's options; also the rows
+    that the target passed to its drafter, and the drafters' values, as far as known."""
     options, prompt = _as(args, session, other)
     store = TraceStore()
     if source.startswith(_URLS):

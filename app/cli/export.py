@@ -57,13 +57,12 @@ def _write_aiperf(store: TraceStore, runs: Sequence[RunRef], args: argparse.Name
             lines.append(json.dumps(record, ensure_ascii=False, allow_nan=False))
     if not lines:
         raise TraceFileError(
-            f"{args.trace} has no sequence whose drafts were counted.",
+            f"{args.trace} has no sequence with counted drafts.",
             "Name the trace of a run with a drafter.",
         )
     write_text(args.aiperf, "\n".join(lines) + "\n")
     tell(f"{counted(len(lines), 'record')} written to {args.aiperf}")
     if n_left_out:
         tell(
-            f"{counted(n_left_out, 'sequence')} left out: nothing was drafted, or the "
-            "number of steps is not known"
+            f"{counted(n_left_out, 'sequence')} left out: no drafts, or an unknown number of steps"
         )

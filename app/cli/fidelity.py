@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.n_predict > _MOST_TOKENS:
-        raise OptionError(f"-n is above {_MOST_TOKENS}.", "Fewer tokens tell as much.")
+        raise OptionError(f"-n is above {_MOST_TOKENS}.", "Use fewer; more do not improve it.")
     path = target_path(args)
     text = args.prompt or (read_text(args.file) if args.file else demo_prompts()[0])
     check_files(path)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     tokens = greedy_text(reference, text, args.n_predict)
     n_found = len(tokens) - len(reference.prompt(text).tokens)
     if n_found < args.n_predict:
-        note(f"the context holds {n_found} more tokens only.")
+        note(f"the context has room for only {n_found} more tokens.")
     found = []
     for mode in args.modes:
         session = Session.open(path, compute=mode, progress=loading_line())

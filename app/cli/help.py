@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         near = get_close_matches(topic, topics, n=2, cutoff=0.6)
         raise OptionError(
             f"There is no page {args.topic!r}.",
-            f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(topics)}.",
+            f"Did you mean {' or '.join(near)}?" if near else f"Choose from {', '.join(topics)}.",
         )
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     print_pages(plain_text(help_page(topic), width))
@@ -50,11 +50,11 @@ _LIST_ITEM = re.compile(r"(\s*)([-*]|\d+\.)\s+")
 _RULE = re.compile(r"\|[\s:|-]+\|?$")
 _CELL = re.compile(r"(?<!\\)\|")
 _NARROWEST = 8
-"""Fewest characters of a table column at any width."""
+"""Characters to which a table's columns may be narrowed."""
 
 
 def plain_text(markdown: str, width: int) -> str:
-    """A help page as text, in lines of at most `width` columns except code.
+    """A help page as text, in lines of at most `width` columns (40 if less is given) except code.
 
     Headings are underlined, tables aligned; a link is its text followed by the address. Marks of
     emphasis and code are removed. Ends with a line end.

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from engine.trace.store import TraceStore
 
     if args.log is not None and len(args.files) != 1:
-        raise OptionError("--log belongs to one capture.", "Name one FILE with it.")
+        raise OptionError("--log can be used with only one capture.", "Name one FILE.")
     if args.trace is not None:
         check_trace_folder(args.trace)
     vocabulary = None
@@ -87,7 +87,7 @@ def _line(store: TraceStore, run_id: int) -> str:
         parts.append(f"{summary['draft_n_accepted']:,} of {drafted:,} drafted accepted")
     elif drafted is None:
         counts = [*counts_of(facts.requests or [])]
-        parts += counts or ["drafted tokens not counted (the server's log or /metrics may)"]
+        parts += counts or ["drafted tokens not known (the server's log or /metrics may have them)"]
     if unread := figures["unknown_keys"]:
         parts.append(f"{counted(len(unread), 'key')} kept but not used")
     return ", ".join(parts)

@@ -176,8 +176,8 @@ def _memory(
     shown = _memory_lines(args, info, here, server, sizes, available)
     if info.cell[0] and not info.cell[1] and len({*cell_types}) > 1:
         memory["llama_server"]["refused"] = refused = (
-            f"{_SERVER} refuses two types of cells here: keys and values of latent attention are "
-            "one. Give -ctv the type of -ctk."
+            f"{_SERVER} refuses different types of K and V cells for this model: latent attention "
+            "stores both as one. Use the same type for -ctk and -ctv."
         )
         shown.insert(shown.index("", 1), f"  {refused}")
     return memory, shown
@@ -214,10 +214,10 @@ def _memory_lines(
         row("total", [one.total for one in both]),
         *(row(f"+ {name}", [one.later.get(name) for one in both]) for name in later),
         f"  {'cells':<22} {'f32':>12} {args.cache_type_k + ' ' + args.cache_type_v:>12}",
-        "  + at most, in host memory, as conversations go on; not counted: results within a pass",
+        "  +: at most, in host memory, as conversations grow; activations are not included",
         f"  {fits_text({'here': here, f'in {_SERVER}': server}, available)}",
         "",
-        "to undo drafts, by --rollback",
+        "to roll back drafts, by --rollback policy",
         *(
             f"  {policy:<12} {size_text(found['snapshots'] + found['checkpoint']):>12}"
             for policy, found in sizes.items()
@@ -237,7 +237,7 @@ def _outline_lines(found: dict[str, Any], error: DraftscopeError) -> list[str]:
         f"  tokenizer      {found['tokenizer']}",
     ]
     if found["parts"] != 1:
-        lines.append(f"  parts          one of {found['parts']}, this one alone is shown")
+        lines.append(f"  parts          one of {found['parts']}; only this one is shown")
     if found["sizes"]:
         lines += ["", "sizes", *(f"  {key:<32} {n:>12,}" for key, n in found["sizes"].items())]
     if found["quant_mix"]:
@@ -252,16 +252,16 @@ def _outline_lines(found: dict[str, Any], error: DraftscopeError) -> list[str]:
 
 def _drafter_lines(info: DrafterInfo, n_seqs: int, n_ctx: int, n_bytes: int) -> list[str]:
     """For a drafter file without its target."""
-    rows = "the row after the final norm"
+    rows = "the hidden state after the final norm"
     if info.taps:
         rows = f"the inputs of layers {', '.join(map(str, info.taps))}"
-    without = [f"  drafts without {one}*, which the file has" for one in info.unused]
+    without = [f"  does not use the file's {one}*" for one in info.unused]
     return [
         f"{info.name or 'unnamed'}, for {info.drafter}",
         f"  parameters     {info.n_params:,}",
         f"  weights        {size_text(info.weight_bytes)}",
         f"  loaded         {_by_mode(info.loaded_bytes)}",
-        f"  reads          {rows} of a target {info.n_target:,} wide",
+        f"  reads          {rows} of a target with n_embd = {info.n_target:,}",
         f"  attention      {size_text(info.cell_bytes)} per token",
         f"  memory         {size_text(n_bytes)} for {n_seqs} x {n_ctx} cells",
         *without,
@@ -276,7 +276,7 @@ def _model_lines(info: ModelInfo) -> list[str]:
         f"  loaded         {_by_mode(info.loaded_bytes)}",
         f"  vocabulary     {info.n_vocab:,} tokens",
         f"  tokenizer      {info.tokenizer}",
-        f"  context        {info.n_ctx_train:,} tokens as trained",
+        f"  context        {info.n_ctx_train:,} tokens in training",
         f"  rollback       {info.rollback}",
         f"  llama.cpp      {info.llama_cpp}",
         f"  snapshot       {size_text(info.state_bytes)} per plane and sequence",

@@ -25,7 +25,7 @@ from resources import DESKTOP
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Watch speculative decoding on hybrid recurrent models. Without a subcommand: the window."
+        "Inspect speculative decoding on hybrid recurrent models. No subcommand: the window."
     )
     subcommands = "\n".join(f"  {name:<14} {summary}" for name, summary in SUBCOMMANDS.items())
     declare(parser, __name__, subcommands=subcommands)
@@ -67,7 +67,7 @@ def _traces(paths: list[Path]) -> dict[Path, Path]:
     if others := list(filter(Path.is_file, others)):
         from engine.observe.files.importing import recognise_file
 
-        # a reader knows more about a text than its beginning shows, such as a browser's recording
+        # readers look further into a text than recognition does, as for a browser's recording
         traces |= {p: p for p in others if b"\0" not in file_head(p, 64) or recognise_file(p)}
     return traces
 
@@ -82,7 +82,7 @@ QT_PACKAGES = (
 """Packages that Qt needs beyond a minimal Debian or Ubuntu, with a font."""
 
 _INSTALL = f"On Debian or Ubuntu: apt-get install {QT_PACKAGES}"
-_HEADLESS = "Use a desktop session, or a subcommand (draftscope --help lists them)."
+_HEADLESS = "Use a desktop session, or a subcommand (see draftscope --help)."
 
 
 def check_display() -> None:
@@ -186,7 +186,7 @@ def install_desktop() -> int:
 
 
 def remove_desktop() -> int:
-    """Remove what `install` wrote; exit status 0, also if there is nothing."""
+    """Remove what `install_desktop` wrote; exit status 0, also if there is nothing."""
     for path in _places().values():
         if path.exists():
             path.unlink()
@@ -205,7 +205,7 @@ def _places() -> dict[str, Path]:
     """Target path of each file of resources/desktop."""
     if not sys.platform.startswith("linux"):
         raise OptionError(
-            "Desktop entries are for Linux.", "Start Draftscope by its command, draftscope."
+            "Desktop entries exist only on Linux.", "Start Draftscope with the command draftscope."
         )
     home = _data_home()
     return {

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines(test: MatchTest, session: Session) -> Iterator[str]:
     for step in test.done:
-        base = ", what the others are compared with" if step.is_baseline else ""
+        base = ", the reference for the others" if step.is_baseline else ""
         yield f"{step.lane}, step {step.step + 1} ({step.kind}): {step.seconds:.2f} s{base}"
         for result in step.results:
             yield f"  {result.prompt:<18} {_outcome(result, step, session)}"
@@ -85,19 +85,19 @@ def _outcome(result: MatchResult, step: MatchStep, session: Session) -> str:
         line += f", top-2 gap {difference.top2_gap:.2g}"
     if result.width is not None:
         tie = "a near tie" if result.width.is_tie else "no tie"
-        line += f", the two lie {result.width.gap:.2g} apart, batches move logits by up to "
+        line += f", their logits differ by {result.width.gap:.2g}, the width changes them by up to "
         line += f"{result.width.noise:.2g}: {tie}"
     return line + ("; the control differs too" if result.in_control and not is_control else "")
 
 
 def _verdict(test: MatchTest, passed: bool) -> str:
     if not test.differing:
-        return "pass: every text is the same"
+        return "pass: all texts are the same"
     if not passed and test.options.batch_invariant:
-        return "fail: a text differs although no batch's width can change it"
+        return "fail: a text differs although the batch width cannot change it"
     if not test.passed:
-        return "fail: a text differs where the width of a batch does not explain it"
+        return "fail: a text differs at a place that the batch width does not explain"
     return (
-        f"{'pass' if passed else 'fail'}: texts differ only where the width of a batch changes "
-        "them without speculation too"
+        f"{'pass' if passed else 'fail'}: texts differ only where the batch width changes them "
+        "without speculation too"
     )

@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
     scripts = memory_scripts(MEMORY_SCRIPTS) if args.all else ()
     scripts += tuple(_script(name) for name in names)
     if not scripts:
-        raise OptionError("There is no script.", "Name one, or play all bundled ones with --all.")
+        raise OptionError("No script is given.", "Name one, or run all bundled ones with --all.")
     target = target_path(args)
     if args.engine == LLAMA:
         args.rollback = tuple(each for each in args.rollback if each in LLAMA_POLICIES)
         if not args.rollback or args.trace is not None or args.fill != _FILLS[-1]:
             raise OptionError(
-                "llama.cpp has no such policy, or is asked for --trace or --fill.",
-                f"Leave them out and choose from {', '.join(LLAMA_POLICIES)}.",
+                "llama.cpp does not have that policy, or does not support --trace or --fill.",
+                f"Leave out --trace and --fill, and choose from {', '.join(LLAMA_POLICIES)}.",
             )
     else:
         refuse_given(args, f"--engine {LLAMA}", "+llama-library")

@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 
 
 _MOST_PAINTED = 2000
+"""Most tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
 _PATH_WORDS = {"none": "nothing undone", "": "path not known"}
-"""Tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,11 +118,11 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
     from engine.observe.server.address import server_address
 
     if args.sources:
-        raise OptionError("Prompts are given, and an address to listen at.", "Leave out one.")
+        raise OptionError("Prompts and --listen cannot be combined.", "Leave out one.")
     if args.rescore is not None:
         raise OptionError(
             "--rescore cannot be combined with --listen.",
-            "Re-score the trace with `draftscope rescore`.",
+            "Re-score the trace afterwards with `draftscope rescore`.",
         )
     try:
         client, facts = connect(
@@ -133,7 +133,7 @@ def _facts_for_listening(args: argparse.Namespace) -> ServerFacts:
     except ApiKeyError:
         if args.api_key_env is not None:
             raise
-        note("without an API key the server does not say which model it has")
+        note("the server names its model only with an API key (--api-key-env)")
         return ServerFacts(server_address(args.url))
     client.close()
     return facts
@@ -253,7 +253,7 @@ class _ContinuationPrinter:
         n = len(self._tokens if self._is_coloured else texts)
         start = max(self._seen, n - _MOST_PAINTED) if self._is_terminal else self._seen
         if start > self._seen:
-            print_text(f"\n[{start - self._seen} tokens came too fast to be shown] ")
+            print_text(f"\n[{start - self._seen} tokens arrived too fast to be shown] ")
         if self._is_coloured:
             print_texts(_coloured(self._job.trace, start, n))
         else:
@@ -316,7 +316,7 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def _paths(job: ServerRun) -> dict[str, int]:
-    """Rounds by rollback path."""
+    """Rounds whose draft length is known, and those with a draft by rollback path."""
     rounds = job.trace.rounds
     found = Counter(rounds=0)
     drafted = rounds.column("num_draft_tokens").tolist()
@@ -367,7 +367,7 @@ def listen(args: argparse.Namespace, server: ServerFacts) -> int:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         # shells ignore SIGINT in background jobs of scripts, but nothing else ends this
         signal.signal(signal.SIGINT, lambda number, _: interrupt(number))
-    tell(f"what comes to {run.url} goes to {server.address}; Ctrl-C ends it")
+    tell(f"requests to {run.url} are forwarded to {server.address}; Ctrl-C ends it")
     if not run.is_local:
         tell("warning: other machines can use the server through this port.")
     counts = _RequestLines(run)
@@ -413,8 +413,8 @@ class _RequestLines:
 
 
 def _fared(counts: Timings | None, totals: dict[str, Any], request: dict[str, Any]) -> str:
-    """The server's own last report on a request: rounds may still wait for its log. totals: from
-    its reply, used without timings."""
+    """The server's own last report on a request, because rounds may still wait for its log. totals:
+    the summary of its sequence, used for a reply without timings."""
     if counts is not None:
         totals = {"predicted_n": counts.predicted_n, "mean_acceptance_length": None}
         took, drafted, accepted = counts.predicted_ms, counts.draft_n, counts.draft_n_accepted

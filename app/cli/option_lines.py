@@ -1,26 +1,27 @@
-"""A command's options, declared by its page in resources/commands, and the types of values.
+"""Command options, declared by each command's page in resources/commands, and argparse types.
 
-A page has parts with `---` between them: the usage, which a line `first: --demo -n …` may go before
-or after with the options that --help is limited to; the options; the epilog, which may lack. The
-options are in groups of lines as the help shows them:
+A page has parts separated by lines `---`: the usage, next to which a line `first: --demo -n …` may
+name the options that --help is limited to; the options; the epilog, optional. The options are in
+groups of lines as in the help:
 
-- any line that is none of the following is the heading of a group, the same heading again goes on
-  with it, and `options` are those of the command itself;
+- any line that is none of the following is the heading of a group; a repeated heading continues
+  its group, and `options` holds those of the command itself;
 - `> text` is a line of the group's description;
-- `-j, --jobs N  help` is an option, whose help may go on in lines indented by six spaces. In the
-  place of N: nothing for a switch; `N*`, repeatable, `N?*` too, with None where not given; `N!`, to
-  be given; `N x2`; `N [N ...]`, `[N ...]` and `[N]` as in argparse; `{a,b}` for a choice; `N:int`,
-  another type than the usual one of that name, see _TYPES. `--[no-]mmap` can be negated. `jobs=N`
-  is a positional argument, `jobs=-j N` an option under another name. The default is the one that
-  the help names as `(default 3)`;
-- `| --option` excludes others next to it that start so;
-- `@decoding` has the options of a group of RunOptions, `@--seed` one of them, `@module.Class` all
-  of a class. `?`: one that is not given is None, `?seed,temp`: of them these; `*`: repeatable. A
-  help after it takes the place of theirs, where {about} is theirs;
-- `+model text` has the lines of [model] in shared.txt, with the text in the place of {}.
+- `-j, --jobs N  help` is an option; its help may continue in lines indented by six spaces. In
+  place of N: nothing for a switch; `N*`, repeatable; `N?*`, the same, but None if not given; `N!`,
+  required; `N x2`, two values; `N [N ...]`, `[N ...]` and `[N]` as in argparse; `{a,b}`, a choice;
+  `N:int`, a type other than the one that _TYPES has for N. `--[no-]mmap` can be negated. `jobs=N`
+  is a positional argument, `jobs=-j N` an option under another name. The default is the one in
+  the help, as in `(default 3)`;
+- `| --option`: of adjacent lines like this only one option may be given;
+- `@decoding` adds the options of a group of RunOptions, `@a+b` of two, `@--seed` one option,
+  `@module.Class` all options of a class, any other name those that the command gives. `?`: None
+  if not given; `?seed,temp`: only for these; `*`: repeatable. A help text after it replaces
+  theirs, which is {about} in it;
+- `+model text` inserts the lines of [model] in shared.txt, with {} replaced by the text.
 
-{name} is what the command gives under that name, {module.NAME} a constant of a module: a text, a
-number, names with commas between them, or names with what they mean; choices in the place of N.
+{name} is a value that the command gives, {module.NAME} a constant of a module: a text, a number,
+names joined by commas, or names with their meanings; in place of N, the choices.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -214,7 +216,7 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 
 def _filled(text: str, given: Mapping[str, Any]) -> str:
-    """A text with names in braces replaced if given; others stay."""
+    """A text with names in braces replaced: given ones, and constants of modules; others stay."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]
@@ -294,7 +296,7 @@ def refuse_given(args: argparse.Namespace, needed: str, *lines: str, **given: An
     _Declaration(parser, given).add(_with_shared("".join(f"{line}\n" for line in lines)))
     for flag in (flag for action in parser._actions for flag in action.option_strings):
         if is_given(args.words, flag):
-            raise OptionError(f"{flag} goes only with {needed}.", "Leave it out.")
+            raise OptionError(f"{flag} has no effect without {needed}.", "Leave it out.")
 
 
 def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -321,7 +323,7 @@ def positive(text: str) -> int:
     """An integer from 1, as an argparse type."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if not 1 <= number < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return number
 
 
@@ -369,7 +371,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     """Token ids separated by commas or spaces, as an argparse type."""
     words = text.replace(",", " ").split()
     if not words:
-        raise argparse.ArgumentTypeError("there is no token id")
+        raise argparse.ArgumentTypeError("no token id is given")
     for word in words:
         if not (word.isascii() and word.isdigit() and len(word) < 10):
             raise argparse.ArgumentTypeError(
@@ -385,15 +387,16 @@ def output_file(text: str) -> Path:
     return Path(text)
 
 
-def check_output(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written, before any work is done.
+def check_output(path: Path, option: str) -> Path | None:
+    """Refuse a file that cannot be written, before any work is done; returns the file that it would
+    replace, if any.
 
     Raises OptionError for a folder, an invalid name, or a folder that does not exist or is not
     writable.
     """
     shown = f"{option} {str(path)[:80]}"
     try:
-        check_writable(path)
+        return check_writable(path)
     except IsADirectoryError as error:
         raise OptionError(f"{shown} is a folder.", f"Name a file with {option}.") from error
     except (OSError, ValueError) as error:  # a name with a null character
@@ -402,10 +405,21 @@ def check_output(path: Path, option: str) -> None:
 
 
 def check_outputs(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """The same for all output files of a command. Raises OptionError."""
+    """The same for all output files of a command, each of which is named once: it would replace an
+    input, or what was written before it. Raises OptionError."""
+    parts = [part for word in args.words for part in (word, word.partition("=")[2])]
+    named = Counter(os.path.realpath(part) for part in parts if os.path.isfile(part))
+    written = set()
     for action in parser._actions:
         if action.type is output_file and (path := getattr(args, action.dest)) is not None:
-            check_output(path, action.option_strings[-1] if action.option_strings else "the file")
+            option = action.option_strings[-1] if action.option_strings else "the file"
+            target = check_output(path, option)
+            if target is not None and (named[str(target)] > 1 or target in written):
+                raise OptionError(
+                    f"{option} {str(path)[:80]} is given twice in this command.",
+                    f"Name another file with {option}.",
+                )
+            written.add(target)
 
 
 def read_text(source: Path | None) -> str:

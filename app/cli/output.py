@@ -1,15 +1,15 @@
-"""The output of all commands: whatever reaches a terminal or a pipe is written here.
+"""The output of all commands: everything that reaches a terminal or a pipe is written here.
 
 Names, texts and messages come from files, servers and logs of anyone, and a terminal obeys some
 characters. So all of it is filtered here, and colours are added afterwards:
 
 - a line (`print_line`, `tell`, `note`): one line, see engine.plain_text;
-- the text of a run, prompt included (`print_text`): as it is where standard output is no
-  terminal; on a terminal filtered too, its lines, tabs and joiners kept;
+- the text of a run, prompt included (`print_text`): unchanged unless standard output is a
+  terminal; on a terminal filtered too, except for line feeds, tabs and joiners;
 - JSON (`print_json`): with \\uXXXX for the same characters, so that parsing gives equal values;
-- what libraries, warnings and tracebacks write to standard error: filtered, its lines kept.
+- what libraries, warnings and tracebacks write to standard error: filtered, except line feeds.
 
-What ends a command from outside is here too: Ctrl-C, a request to end, a terminal that is closed.
+Signals that end a command are handled here too: Ctrl-C, a request to end, a closed terminal.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _is_open = False
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Make both streams accept any character; standard error is filtered for all writers, and what
-    it refuses is dropped."""
+    """Reopen closed standard streams, make standard output and error accept any character, filter
+    standard error for all writers, and drop what it cannot write."""
     _open_closed()
     LastingStream.in_place_of("stderr")
     for stream in (sys.stdout, sys.stderr):
@@ -261,7 +261,7 @@ def flush() -> None:
 
 
 def end() -> None:
-    """Flush everything, because a failure at interpreter exit would be reported."""
+    """Flush standard output, or drop the rest: a failure at interpreter exit would be reported."""
     try:
         flush()
     except OSError:

@@ -37,8 +37,8 @@ KINDS = {
 
 
 def module_of(subcommand: str) -> str:
-    """The module of a subcommand or of a kind of it, by default the first one; the window for
-    none."""
+    """The module of a subcommand, or of a kind of it, by default its first kind; the window's for
+    the empty name."""
     kind = f" {next(iter(KINDS[subcommand]))}" if subcommand in KINDS else ""
     name = f"{subcommand}{kind}".replace("-", "_").replace(" ", "_") or "launch"
     return f"app.cli.{name}_" if iskeyword(name) else f"app.cli.{name}"
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
         """Like argparse; also keeps the words for error messages."""
         self._words = list(args or ())
         short = [one for one in self._given() if one[:2] in self._option_string_actions]
-        if any(one in elsewhere()[0] for one in short):  # not -h, -f, -c with the other letters
+        if any(one in elsewhere()[0] for one in short):  # -hf is not -h with a value
             self.error("")
         return super().parse_intermixed_args(args, namespace)
 
@@ -97,7 +97,7 @@ class _Parser(argparse.ArgumentParser):
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
-        formatter.start_section("options that people use first")
+        formatter.start_section("most used options")
         formatter.add_arguments(action for action in self._actions if not action.option_strings)
         formatter.add_arguments(of[name] for name in self.first)
         formatter.end_section()
@@ -134,7 +134,7 @@ class _Parser(argparse.ArgumentParser):
             elif found.split()[0] in self._option_string_actions:
                 yield f"{name} is {found} here."
             else:
-                yield f"{name} is {found} here, which {self.prog} does not take."
+                yield f"{name} is {found} here, but {self.prog} does not have that option."
 
     def _with_nearest(self, message: str) -> str:
         """The message, with the most similar option or kind."""
@@ -168,9 +168,9 @@ def _new_parser(subcommand: str) -> argparse.ArgumentParser:
         name, _, kind = subcommand.partition(" ")
         summary = KINDS[name][kind] if kind else SUBCOMMANDS[name]
         parser.description = f"{summary[0].upper()}{summary[1:]}."
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and leave")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.first = first_options(subcommand)
-    about = "show all options, and exit" if parser.first else argparse.SUPPRESS
+    about = "show all options and exit" if parser.first else argparse.SUPPRESS
     parser.add_argument("--help-all", action=_FullHelp, nargs=0, help=about)
     return parser
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _CONTENT_S = 1.0
 """Longest wait of an export for the tensor hash, seconds."""
-_LATE = ", without the hash of the tensors, which takes longer"
+_LATE = ", without the hash of the tensors, which was not ready yet"
 
 
 def check_trace_folder(folder: Path | None) -> None:
@@ -91,7 +91,7 @@ def keep_capture(run: ObservedRun, path: Path) -> None:
     from engine.observe.files.capture import capture_of, write_capture
 
     write_capture(path, capture_of(run, path.name.split(".")[0]))
-    whole = "" if run.raw is None or run.raw.is_whole else ", without what found no room"
+    whole = "" if run.raw is None or run.raw.is_whole else (", cut at the size limit")
     tell(f"capture written to {path}{whole}")
 
 

@@ -56,8 +56,6 @@ def run(args: argparse.Namespace) -> int:
         )
     session = open_session(args, target)
     found = list(_all_rescored(args, session, store, run_ids))
-    if args.trace is not None:
-        export(store, args.trace)
     if args.json:
         print_json({"model": str(target), "runs": [asdict(one) for one in found]})
     else:
@@ -68,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
                 print_line(
                     f"{finding.severity}: {finding.rule}: {finding.message} {finding.evidence}"
                 )
+    if args.trace is not None:
+        export(store, args.trace)
     return int(any(one.n_changed for one in found))
 
 
@@ -125,7 +125,8 @@ def rescored(
 def _all_rescored(
     args: argparse.Namespace, session: Session, store: TraceStore, run_ids: list[int]
 ) -> Iterator[Rescored]:
-    """Rescore those runs that allow it; a note says why others do not."""
+    """Rescore those runs that allow it; a note says why others do not. Raises NothingToRescoreError
+    if none does."""
     from engine.observe.rescoring.rescore import NothingToRescoreError
 
     left = len(run_ids)
@@ -141,7 +142,7 @@ def _all_rescored(
 
 def lines(found: Rescored) -> Iterator[str]:
     """The result of a run, one line per sequence."""
-    noise = "" if found.noise is None else f", rounding moves gaps by up to {found.noise:.2g}"
+    noise = "" if found.noise is None else (f", rounding changes gaps by up to {found.noise:.2g}")
     yield (
         f"run {found.run_id}: {counted(found.n_tokens, 'token')} re-scored, compute "
         f"{found.compute}, {found.n_first} of rank 1{noise}"
@@ -150,13 +151,13 @@ def lines(found: Rescored) -> Iterator[str]:
     for sequence in found.sequences:
         yield f"  sequence {sequence.seq_id}: {'; '.join(_told(sequence))}"
     if found.acceptance:
-        known = "" if found.is_rule_known else ", taken for it: nothing names another"
+        known = "" if found.is_rule_known else ", assumed: no other rule is named"
         yield f"  accepted by {found.rule}{known}"
     for i, share in enumerate(found.acceptance):
         if share.rate is not None:
             yield (
-                f"    place {i}: {share.accepted} of {share.n}, {share.rate:.3f}, bounds "
-                f"{share.low:.3f} to {share.high:.3f}, {_expected(share, found.rule)}"
+                f"    draft position {i}: {share.accepted} of {share.n}, {share.rate:.3f}, 95 % "
+                f"interval {share.low:.3f} to {share.high:.3f}, {_expected(share, found.rule)}"
             )
 
 
@@ -172,13 +173,13 @@ def _expected(share: TokenShare, rule: str) -> str:
 
 def _told(sequence: RescoredSequence) -> Iterator[str]:
     if sequence.n_tokens:
-        how = {True: ", temperature 0", False: ", drawn at a temperature", None: ""}
+        how = {True: ", temperature 0", False: ", sampled at a temperature above 0", None: ""}
         n = counted(sequence.n_tokens, "token")
         yield f"{n}{how[sequence.greedy]}, {sequence.n_first} of rank 1"
     if sequence.n_near_ties:
         yield f"{sequence.n_near_ties} near ties"
     if sequence.n_lossy:
-        yield f"{sequence.n_lossy} that only the lossy rule accepts"
+        yield f"{sequence.n_lossy} acceptable only by the lossy rule"
     if sequence.changed is not None:
         yield f"{sequence.n_changed} not the target's choice, first at {sequence.changed.pos}"
     yield from filter(None, (sequence.not_judged, sequence.gap))

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     session = open_session(args, target, drafts, options)
     if fork:
         fork.check_model(session.identity, session.compute, session.content)
-        tell(f"rounds 0 to {fork.round - 1} of {fork.parent} are decoded again")
+        tell(f"decoding rounds 0 to {fork.round - 1} of {fork.parent} again")
         prompts = [
             Prompt(one.tokens, session.tokenizer.decode(one.tokens)) for one in fork.prompts()
         ]
@@ -142,7 +142,7 @@ def _fork(args: argparse.Namespace) -> Fork:
         if given:
             raise OptionError(f"{name} cannot be combined with --from.", "Leave one out.")
     if (args.round is None) == (args.position is None):
-        raise OptionError("--from needs one of --round and --position.", "Give one of them.")
+        raise OptionError("--from needs either --round or --position.", "Give one of the two.")
     store = open_trace(args.fork_from)
     run_id = args.from_run if args.from_run is not None else min(store.runs, default=0)
     if run_id not in store.runs:
@@ -175,7 +175,7 @@ def draft_files(args: argparse.Namespace, options: RunOptions) -> list[Path]:
     for name, path in there.items() if args.spec_draft_model else ():
         if types and name not in types:
             raise OptionError(
-                f"{path.name} is for {name}, and --spec-type is {','.join(types)}.",
+                f"{path.name} is for {name}, which is not among --spec-type {','.join(types)}.",
                 f"Add {name} to --spec-type, or leave out -md.",
             )
     return [there[name] for name in types if name in there]
@@ -280,7 +280,7 @@ def run_turns(
     conversation = Conversation(session, trace, rendering, PromptCache(cached) if cached else None)
     if not args.json:
         how = "through the model's chat template" if is_chat else "joined as plain text"
-        print_lines((f"{len(recorded)} turns, messages {how}", ""))
+        print_lines((f"{counted(len(recorded), 'turn')}, messages {how}", ""))
     answers = args.turns_answers or "recorded"
     try:
         for number, turn in enumerate(recorded):
@@ -356,15 +356,15 @@ def turn_facts(turn: Turn) -> Iterator[str]:
     yield from processed_lines(record)
     if turn.rewritten_at is not None:
         yield (
-            f"the text so far has other tokens from {turn.rewritten_at:,} on than were written: "
-            "an end token, the chat template or the tokenizer makes the difference"
+            f"from token {turn.rewritten_at:,} on, the text so far has other tokens than were "
+            "generated, because of an end token, the chat template or the tokenizer"
         )
-    places = ", ".join(f"{n:,}" for n, _ in record.held) or "none"
+    places = ", ".join(f"{n:,}" for n, _ in record.held)
     n_bytes = sum(size for _, size in record.held)
-    line = f"context checkpoints: {places}" + (f" ({size_text(n_bytes)})" if n_bytes else "")
+    line = "context checkpoints: " + (f"at {places} ({size_text(n_bytes)})" if places else "none")
     for what, found in (
         ("saved", [one.n_tokens for one in record.created]),
-        ("made room", record.evicted),
+        ("evicted", record.evicted),
         ("erased", record.erased),
     ):
         if found:
@@ -381,9 +381,9 @@ def _total_lines(turns: list[Turn]) -> Iterator[str]:
     n_again = sum(record.n_again for record in records)
     hits = sum(record.checkpoint is not None for record in records)
     yield (
-        f"{len(records)} turns: {n_all:,} prompt tokens, {n_reused:,} reused, "
+        f"{counted(len(records), 'turn')}: {n_all:,} prompt tokens, {n_reused:,} reused, "
         f"{n_all - n_reused:,} processed, {n_again:,} of these again; "
-        f"{hits} turns began at a context checkpoint"
+        f"{counted(hits, 'turn')} started from a context checkpoint"
     )
 
 

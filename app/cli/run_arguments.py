@@ -58,7 +58,7 @@ def print_notes(options: RunOptions, *, has_cache: bool = False) -> None:
     """A line for each note. has_cache: see notes_on."""
     spec = options.spec
     if spec.synthetic:
-        note("acceptance is synthetic, the output is not the model's.")
+        note("acceptance is synthetic: the output is not the model's.")
     for one, _ in differing(spec):
         able = [name for name, drafter in DRAFTERS.items() if one.path in drafter.paths()]
         if not set(spec.types) & set(able or DRAFTERS):

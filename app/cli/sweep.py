@@ -12,11 +12,18 @@ from app.cli.output import in_columns, print_json, print_line, print_report, tel
 from app.cli.recorded import check_report, deliver_report
 from engine.errors import DraftscopeError, OptionError
 from engine.experiments.results.reader import read_results
-from engine.experiments.results.table import ExperimentResults, number, result_table, setting_text
-from engine.experiments.results.writer import JobResult
+from engine.experiments.results.table import (
+    SWEEP,
+    ExperimentResults,
+    number,
+    result_table,
+    setting_text,
+)
+from engine.experiments.results.writer import JobResult, known_jobs
 from engine.experiments.sweep.on_ray import OnRay
 from engine.experiments.sweep.plan import JOB_KEYS, SweepJob, SweepPlan, read_plan
-from engine.experiments.sweep.sweep import Executor, Sweep, one_by_one, sweep_report
+from engine.experiments.sweep.sweep import Executor, Sweep, one_by_one, pending_jobs, sweep_report
+from engine.plain_text import duration_text
 from engine.trace.typed_json import strict_json
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET, SUITES
 
@@ -33,21 +40,21 @@ def run(args: argparse.Namespace) -> int:
     if args.ray is None:
         refuse_given(args, "--ray", "--ship")
     if plan.n_equal:
-        tell(f"{plan.n_equal} jobs equal another one and are left out")
+        tell(f"{plan.n_equal} jobs are the same as another one and left out")
     folder = args.out or Path(f"{plan.path.stem}-sweep")
+    if args.list:
+        return _list(args, plan, folder)
     execute: Executor = OnRay(args.ray, ship=args.ship) if args.ray is not None else one_by_one
     with Sweep(plan, folder, traces=not args.no_traces, retry_failed=args.retry_failed) as sweep:
-        if args.list:
-            return _list(args, plan, sweep)
         if sweep.n_done:
             tell(f"{sweep.n_done} of {sweep.total} jobs have results already")
         try:
             for job, result, left_s in sweep.run(execute):
                 place = f"[{sweep.n_done:>{len(str(sweep.total))}}/{sweep.total}]"
-                left = f" ({_duration(left_s)} left)" if left_s is not None else ""
+                left = f" ({duration_text(left_s)} left)" if left_s is not None else ""
                 tell(f"{place} {_said(job, result, sweep.varying)}{left}", name="")
         except (KeyboardInterrupt, DraftscopeError):
-            tell(f"{sweep.n_done} of {sweep.total} jobs are done; the same command goes on")
+            tell(f"{sweep.n_done} of {sweep.total} jobs are done; repeat the command to resume")
             raise
     results = read_results(sweep.path)
     deliver_report(args, lambda words: sweep_report(results, words))
@@ -89,8 +96,9 @@ def _plan(args: argparse.Namespace) -> SweepPlan:
     return read_plan(path, bundled, on_demo=args.demo, elsewhere=args.ray is not None)
 
 
-def _list(args: argparse.Namespace, plan: SweepPlan, sweep: Sweep) -> int:
-    pending = {job.key for job in sweep.pending}
+def _list(args: argparse.Namespace, plan: SweepPlan, folder: Path) -> int:
+    known = known_jobs(folder, SWEEP)
+    pending = {job.key for job in pending_jobs(plan, known, retry_failed=args.retry_failed)}
     if args.json:
         jobs = [
             {"number": j.number, "has_result": j.key not in pending, "settings": dict(j.settings)}
@@ -122,10 +130,4 @@ def _said(job: SweepJob, result: JobResult, varying: Collection[str]) -> str:
         f"{key} {setting_text(value)}" for key, value in job.settings.items() if key in varying
     )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
-    return f"{said}: {came}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{said}: {came}" if said else came

@@ -59,7 +59,7 @@ def _lines(found: Triage, a: RunRef, b: RunRef) -> Iterator[str]:
     for name, alone in (("first", found.alone_a), ("second", found.alone_b)):
         if alone:
             listed = ", ".join(map(str, alone))
-            yield f"only in the {name}: sequences {listed}, of prompts that the other has not"
+            yield (f"only in the {name}: sequences {listed}, with prompts of this run only")
 
 
 def _sides(pair: TextPair) -> Iterator[str]:
@@ -76,9 +76,9 @@ def _token(token: PartingToken) -> str:
     if token.after_round is not None:
         before = f"after the rollback of round {token.after_round}"
     short = ""
-    if (gap := token.short) is not None:  # no smaller than the rounding of logits
+    if (gap := token.short) is not None:  # shown no finer than the rounding of logits
         said = "less than 0.0001" if 0 < gap < 1e-4 else f"{gap:.2g}"
-        short = f", {said} below the best logit"
+        short = f", {said} below the highest logit"
     if token.round is None:
         return f"{shown}, round not observed{short}"
     return f"{shown}, round {token.round}, {before}{short}"

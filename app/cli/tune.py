@@ -46,7 +46,7 @@ _ASKED = ("n_predict", "seed", "ignore_eos")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # without a seed the first prompts; a server is asked for more tokens
+    # seed and n_predict stay unset: no seed takes the first prompts, a server gets more tokens
     decoding = [
         replace(one, default=N_PREDICT) if one.field == "n_predict" else one
         for one in grouped(RunOptions, "decoding")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _running(text: str) -> dict[str, str]:
     pairs = [word.partition("=") for word in text.split(",")]
     if not all(name and url for name, _, url in pairs):
-        raise argparse.ArgumentTypeError("write NAME=URL, several with commas between them")
+        raise argparse.ArgumentTypeError("write NAME=URL, several separated by commas")
     return {name: url for name, _, url in pairs}
 
 
@@ -75,15 +75,15 @@ def _tune_server(args: argparse.Namespace) -> int:
     from engine.experiments.tune.on_server import ServerPlan, tune_server
 
     if args.server and args.running:
-        raise OptionError("--server and --running exclude each other.", "Leave one of them out.")
+        raise OptionError("--server and --running are both given.", "Leave one of them out.")
     if args.model is not None:
-        raise OptionError("A model is given, and a server.", "Leave one of them out.")
+        raise OptionError("A model and a server are both given.", "Leave one of them out.")
     unasked = [one for one in grouped(RunOptions, "decoding") if one.field not in _ASKED]
     refuse_given(args, "MODEL", *_OF_MODELS, unasked=unasked)
     if not args.running and not args.spec_type:
         raise OptionError(
-            "It is not known what the server can draft with.",
-            "Name it with --spec-type, such as draft-mtp or ngram-mod.",
+            "The drafters of the server are not known.",
+            "Name them with --spec-type, such as draft-mtp or ngram-mod.",
         )
     if max(args.lengths) > 64:
         raise OptionError(f"--lengths has one above {64}.", "Leave it out.")
@@ -110,17 +110,18 @@ def _tune_server(args: argparse.Namespace) -> int:
     if args.json is not None:
         data = asdict(found) | {"kind": "draftscope tune --server", "command": args.server}
         write_json(args.json, data)
-    return 0
+    return 0 if found.verdict.chosen else 1
 
 
 def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
-    """with_texts: whether texts with and without drafts must be equal."""
+    """Result lines. with_texts: say how many texts equal those without drafts."""
     width = max(map(len, found.screened))
-    yield f"measured once, {found.n_predict} tokens a prompt:"
+    yield f"measured once, with {found.n_predict} tokens per prompt:"
     for name, (speed, rate) in found.screened.items():
         accepted = "" if rate is None else f"  acceptance {rate:.3f}"
         yield f"  {name:<{width}} {speed:>9.1f} tok/s{accepted}"
-    yield "in alternation:"
+    if found.confirmed:
+        yield "in alternation:"
     for one in sorted(found.confirmed, key=lambda one: -one.median):
         low, high = min(one.speeds), max(one.speeds)
         same = f", {one.same} of {one.n_prompts} texts as without drafts" if with_texts else ""
@@ -130,7 +131,8 @@ def _server_lines(found: ServerTuned, with_texts: bool) -> Iterator[str]:
         yield "do not speculate"
     if found.flags is not None:
         engine, flags, missing = found.flags
-        yield f"flags for {engine}: {flags or 'none'}"
+        whose = "" if found.verdict.chosen else " of the fastest so far"
+        yield f"flags{whose} for {engine}: {flags or 'none'}"
         yield from (f"  {words}" for words in missing)
 
 
@@ -208,7 +210,7 @@ def _prompts(args: argparse.Namespace) -> list[NamedPrompt]:
 def _check_drafters(args: argparse.Namespace) -> None:
     for name in SpecOptions(types=args.spec_type or ()).types:
         if not has_length(name):
-            raise OptionError(f"{name} has no length to tune.", "Leave it out.")
+            raise OptionError(f"{name} has no draft length to tune.", "Leave it out.")
 
 
 def _write(args: argparse.Namespace, data: Mapping[str, Any]) -> None:
@@ -277,7 +279,7 @@ def check_lines(drafter: str, found: Sequence[SettingError]) -> Iterator[str]:
 def grid_lines(found: GridCheck) -> Iterator[str]:
     """The finalists, fastest first, and the distance of the recommended one from the best."""
     width = max(len(one.name) for one in found.finalists)
-    yield f"grid of {len(found.settings)} settings; its fastest, and the recommended one, in pairs:"
+    yield (f"grid of {len(found.settings)} settings; fastest and recommended ones, in pairs:")
     for one in sorted(found.finalists, key=lambda one: -one.median):
         low, high = min(one.speeds), max(one.speeds)
         mark = "  recommended" if one.name == found.chosen else ""

@@ -47,7 +47,7 @@ class Bridge(EngineStatus):
         self._job: EngineJob | None = None
         """The latest job."""
         self._next: EngineJob | None = None
-        """The action that follows the current audit."""
+        """The job that starts when the current audit has ended."""
         self._run: DecodingJob | None = None
         self._side: list[SideJob] = []
         # queued even from this thread, so that handlers never run inside a request

@@ -36,7 +36,7 @@ PROGRESS_PERIOD = 0.05
 
 
 class State(enum.Enum):
-    """State of the engine as the window sees it. LOADING: it loads a model, or measures one.
+    """State of the engine as the window sees it. LOADING: it loads, connects, measures or judges.
     AUDITING: a finished run is compared with plain decoding, until something else is requested."""
 
     EMPTY = "no model"
@@ -122,14 +122,14 @@ def failure(error: BaseException) -> DraftscopeError:
     log.error("the engine failed", exc_info=error)
     return DraftscopeError(
         f"The engine failed: {type(error).__name__}: {error}.",
-        "What was recorded is still there; the log has the details (Help, Copy report).",
+        "The recorded rounds are kept; the log has the details (Help, Copy report).",
     )
 
 
 @dataclass(frozen=True)
 class OpenRequest:
     """Files to load, and how. mmap: see engine.model.loader.reader_for. options: see
-    engine.session.Session.open."""
+    engine.session.Session.open. cancelled: set to give up."""
 
     target: Path
     drafts: tuple[Path, ...]

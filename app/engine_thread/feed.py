@@ -31,8 +31,8 @@ def timer(
 
 
 class Pacer(QObject):
-    """Calls a function on request, but at most every `period_ms`, and within PACED_SHARE of the
-    time (unless it is called less than once a second).
+    """Calls a function on request, but at most every `period_ms` and within PACED_SHARE of the
+    thread's time, for which it waits a second at most.
 
     The first call happens at once; early requests are deferred.
     """
@@ -132,8 +132,8 @@ class Feed(QObject):
 
     def show_run(self, run: RunRef | None) -> None:
         """Show this run in the views, or nothing. Overlaid runs of the same trace stay; if it is
-        one of them, the two change places, whatever their traces. A fork starts with its parent as
-        overlay, which is removed with it."""
+        one of them, the two change places, whatever their traces. A fork without overlays gets its
+        parent as one, which is removed with it."""
         shown, runs = self.run, self.overlaid
         kept = [shown if one == run else one for one in runs]
         if run not in runs:

@@ -122,21 +122,23 @@ class LocalSession:
         self._cache: PromptCache | None = None
         self._checkpoints = RunCheckpoints()
         self._held: dict[tuple[int, int, str], Conversation] = {}
-        """Conversations by trace and number, and their prompt formatting."""
+        """Conversations by trace, number and prompt formatting."""
 
     @property
     def compute(self) -> str:
         return self.engine_session.compute
 
     @property
-    def memory(self) -> DeviceMemory:
-        """See engine.machine.device.device_memory; includes threads if they were chosen by a
-        trial."""
+    def memory(self) -> DeviceMemory | None:
+        """See engine.machine.device.device_memory; if threads were chosen by a trial, the name
+        includes them."""
         from engine.machine.device import device_memory
         from engine.threads import chosen_by
 
         memory, chosen = device_memory(self.engine_session.device), chosen_by()
-        return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
+        if memory is None or not chosen:
+            return memory
+        return memory._replace(name=f"{memory.name} · threads: {chosen}")
 
     def has(self, target: Path) -> bool:
         """Whether it is of this file in its current version."""

@@ -28,12 +28,12 @@ _PATIENCE_S = 0.5
 
 
 class ServerEngine:
-    """llama-servers. look_s: interval between status requests to the one in use, seconds."""
+    """Servers. look_s: interval between status requests to the one in use, seconds."""
 
     def __init__(self, look_s: float = LOOK_S) -> None:
         self._look_s = look_s
         self._keys: dict[str, str] = {}
-        """Of this session, by address, if there is no keyring."""
+        """API keys by address, for this process, if there is no keyring."""
 
     def connect(
         self,
@@ -86,8 +86,8 @@ class ServerEngine:
 
 
 class ServedSession:
-    """A llama-server in use. facts: its description of itself. key_kept: where the API key is:
-    "keyring", "session" while this program runs, "" without one."""
+    """A server in use. facts: its description of itself. key_kept: where the API key is: "keyring",
+    "session" while this program runs, "" without one."""
 
     compute = ""
     memory = None
@@ -135,7 +135,7 @@ class ServedSession:
     def say(self, request: TurnRequest, trace: TraceStore) -> Decoding:
         """Always refused with OptionError."""
         raise OptionError(
-            "A server's memory cannot be looked into, so no conversation is held with it here.",
+            "A server's memory cannot be inspected, so it cannot run conversations here.",
             "Open the model's file.",
         )
 
@@ -147,7 +147,7 @@ class ServedSession:
 
     def compare(self, *_: object) -> NoReturn:
         """Always refused with OptionError, like the other two."""
-        raise OptionError("A server shows no logits to compare lanes by.", "Open its model.")
+        raise OptionError("A server has no logits to compare lanes by.", "Open its model.")
 
     play = check_rollback = compare
 
@@ -192,7 +192,7 @@ class _Lookout(threading.Thread):
             self._over.wait(self._period)
 
     def _look(self) -> ServerSeen | None:
-        """The server's slots and counters; None if it was too busy to answer."""
+        """The server's slots and counters, or why it is gone; None if it was too busy to answer."""
         try:
             if self._was_gone and self._is_another():
                 return replace(self._last, gone=f"{self._client.address} {ANOTHER}")

@@ -38,16 +38,16 @@ class EngineStatus(QObject):
     finished = Signal(object)  # Job, however it ended; one that decodes ends with `run_ended`
     run_started = Signal(object)  # RunRef
     run_ended = Signal(object)  # RunRef
-    pause_asked = Signal()  # the run pauses after the round that goes on
+    pause_asked = Signal()  # the run pauses after the current round
     broke = Signal(object)  # BreakHit; the run then pauses, or has just ended
     exported = Signal(object)  # ExportTrace, whose folder is complete
-    listed_changed = Signal()  # other traces are listed, or their rows are somewhere else
+    listed_changed = Signal()  # other traces are listed, or rows moved between memory and disk
     rows_read = Signal(object)  # TraceStore, whose rows are in memory again
     trace_shown = Signal(object)  # Path of the trace on show, None when it was closed
     trace_read = Signal(object, object)  # for show_trace: something else came on show
     connected = Signal(object)  # events.ServerConnected
     server_seen = Signal(object)  # events.ServerSeen
-    server_waited_for = Signal(str)  # a sentence that counts, empty at its end
+    server_waited_for = Signal(str)  # text with counts, empty at its end
     disconnected = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -82,7 +82,7 @@ class EngineStatus(QObject):
         self.compute = ""
         """Compute mode of the current session, empty without one."""
         self.loaded_as: OpenRequest | None = None
-        """The mode that was requested."""
+        """The request that the current model was loaded with."""
         self.devices: dict[str, str] = {}
         """CUDA devices, by the values of --device, once torch is imported."""
         self.memory: DeviceMemory | None = None

@@ -71,7 +71,7 @@ class Job:
 
 
 class SideJob(Job):
-    """A job on a thread of its own, independent of the engine: it reads and writes traces."""
+    """A job on its own thread, independent of the engine, such as reading or writing a trace."""
 
     has_progress = False
     """Whether the window shows its progress, with a way to cancel it."""
@@ -225,7 +225,7 @@ class DecodingJob(EngineJob):
 
 class EngineWorker:
     """One thread for an engine. Public methods down to `close` are called on the window's thread
-    and return at once; the others by jobs, on the engine thread."""
+    and, except `close`, return at once; the others are called by jobs, on the engine thread."""
 
     def __init__(self, post: Post, engine: LocalEngine, servers: ServerEngine) -> None:
         sys.setswitchinterval(_SWITCH_S)
@@ -244,7 +244,7 @@ class EngineWorker:
         self.store = TraceStore()
         """The trace for runs of the current session."""
         self._stores: list[tuple[dict[str, Any], TraceStore]] = []
-        """A trace for every opened model, by its identity."""
+        """A trace for every opened model or server, by its identity."""
         self._going: DecodingJob | None = None
         self._break_rules: tuple[BreakRule, ...] = ()
         self._watch = BreakWatch(self.store)

@@ -57,7 +57,7 @@ class FindingsView(QStackedWidget):
                 waits_for_run=True,
             )
         )
-        self.addWidget(EmptyState("No findings", "No rule found anything in the run on show."))
+        self.addWidget(EmptyState("No findings", "No rule found anything in the shown run."))
         self.addWidget(both)
         self.setFocusProxy(self.table)
         self.setAccessibleName("Findings")
@@ -186,12 +186,12 @@ class FindingsView(QStackedWidget):
 SEVERITIES = ("error", "warning", "info")
 _COLUMNS = (
     TableColumn("severity", "severity", "error, warning or info", True),
-    TableColumn("rule", "rule", "Rule that found it", True),
+    TableColumn("rule", "rule", "Rule that reported it", True),
     TableColumn("round", "round", "Round it was found in; empty: the whole run"),
     TableColumn("seq", "seq", "Sequence; empty: all of them"),
     TableColumn("lane", "lane", "Lane of the comparison", True),
     TableColumn("message", "message", "What was found", True),
-    TableColumn("evidence", "evidence", "The figures that show it", True),
+    TableColumn("evidence", "evidence", "Evidence", True),
     TableColumn("suggestion", "suggestion", "What to do about it", True),
 )
 _LONG = ("lane", "message", "evidence", "suggestion")

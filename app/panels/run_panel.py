@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QToolButton, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
-from app.widgets.fields import add_row, choice, new_form, text, text_box, whole
+from app.widgets.fields import add_row, choice, new_form, retype, text, text_box, whole
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
@@ -38,7 +38,7 @@ from engine.options import RunOptions
 from engine.options.faults import notes_on
 from resources import titled_prompts
 
-_SERVER_NOTE = "Greyed settings cannot be sent: the server keeps those that it was started with."
+_SERVER_NOTE = "Greyed settings cannot be changed by a request: the server uses those of its start."
 
 
 class RunPanel(QWidget):
@@ -135,7 +135,7 @@ class RunPanel(QWidget):
         words = f"n_max {n_max} and p_min {p_min:g} are set for the next run"
         offered = self.drafter.actions_by_name
         if not all(name in offered and offered[name].isEnabled() for name in types):
-            words += f"; {', '.join(types)} is not at hand"
+            words += f"; {', '.join(types)} is not available"
         elif tuple(types) != self.drafter.names():
             self.drafter.set_names(types)
             self._remember_drafters()
@@ -233,9 +233,9 @@ class RunPanel(QWidget):
         self._form = new_form()
         for one, field in self._above:
             add_row(self._form, one.row.label, field, tip(one))
-        about = "--compute: arithmetic of the linear layers; reloads"
+        about = "--compute: arithmetic of the linear layers; reloads the model"
         add_row(self._form, "compute", self.compute, about)
-        about = "--device: where models are; reloads. CUDA devices are listed after the first one"
+        about = "--device: where models run; reloads. More CUDA devices appear after the first one"
         add_row(self._form, "device", self.device, about)
         add_row(self._form, "mmap", self.mmap, f"--mmap: {MMAP_ABOUT}; reloads")
         self.note = made(QLabel, _SERVER_NOTE, wordWrap=True, muted=True)
@@ -351,7 +351,7 @@ class PromptBox(QWidget):
             values = None
         if not isinstance(values, dict):
             raise OptionError(
-                "The chat template's variables are no JSON object.",
+                "The chat template's variables are not a JSON object.",
                 'Write them like {"enable_thinking": false}.',
             )
         return values
@@ -413,12 +413,12 @@ class PromptBox(QWidget):
         self.examples.addItems([title for title, _ in self._examples])
         self.examples.setCurrentIndex(-1)
         self.examples.setAccessibleName("Example prompts")
-        self.examples.setToolTip("Put an example into the prompt on show")
+        self.examples.setToolTip("Insert an example into the shown prompt")
         self.choice = made(QComboBox, accessibleName="Prompt to edit")
-        self.choice.setToolTip("The prompt on show; each is a sequence of its own")
-        self.add_button = _button("+", "Add a sequence with a prompt of its own")
-        self.remove_button = _button("−", "Remove the prompt on show")
-        self.undo_button = _button("↶", "Bring back the prompt removed last")
+        self.choice.setToolTip("Shown prompt; each prompt is a separate sequence")
+        self.add_button = _button("+", "Add a sequence with its own prompt")
+        self.remove_button = _button("−", "Remove the shown prompt")
+        self.undo_button = _button("↶", "Restore the last removed prompt")
         self.editor = text_box("Prompt", "Text to continue")
         self.editor.setFixedHeight(_LINES * self.fontMetrics().lineSpacing() + 12)
         self.copies = whole(1, 64, 1)
@@ -459,8 +459,7 @@ class PromptBox(QWidget):
         self._texts[max(0, self.choice.currentIndex())] = self.editor.toPlainText()
 
     def _use_example(self, index: int) -> None:
-        self.editor.selectAll()
-        self.editor.insertPlainText(self._examples[index][1])  # Ctrl+Z brings back what was typed
+        retype(self.editor, self._examples[index][1])
         self.examples.setCurrentIndex(-1)
 
     def _on_chat(self, on: bool) -> None:

@@ -175,8 +175,8 @@ _OF_OTHERS = ("requests", "told_timings", "observed_findings", "columns")
 
 
 def round_in_question(run: RunRef, cursor: Position | None) -> tuple[int, int] | None:
-    """The round and sequence of a report: the cursor's, that of the most severe finding, or the
-    last one; None for a run without rounds."""
+    """The round and sequence of a report: the cursor's, that of the most severe error or warning,
+    or the last one; None for a run without rounds."""
     if cursor is not None and cursor.run == run:
         return cursor.round, cursor.seq_id
     store, run_id = run.store, run.run_id

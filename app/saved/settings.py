@@ -189,7 +189,7 @@ def _first(one: _T, others: list[_T]) -> list[_T]:
 
 
 _UNNAMED_S = 0.5
-"""Naming takes a lock holder much less than this, even on a busy machine."""
+"""Seconds that a lock file may be empty: its holder names itself much sooner, even when busy."""
 
 
 def free_settings(settings: Path) -> None:
@@ -223,10 +223,10 @@ STEPS: dict[int, Callable[[QSettings], None]] = {1: _named_layouts}
 
 
 def bring_up_to_date(store: QSettings) -> str:
-    """Take the file to VERSION; a sentence for the user where that cannot be done, else empty.
+    """Convert the file to VERSION; returns a sentence for the user if impossible, else empty.
 
-    A file that is newer, or that names no version that ever was, is copied next to itself and
-    replaced by an empty one: guessing at its meaning could spoil it for the program that wrote it.
+    A newer or damaged file, or one without a version, is copied next to itself and cleared:
+    guessing its meaning could spoil it for the program that wrote it.
     """
     if not store.allKeys() and store.status() is QSettings.Status.NoError:
         store.setValue(VERSION_KEY, VERSION)
@@ -262,7 +262,7 @@ def _begin_anew(store: QSettings, what: str, suffix: str) -> str:
             shutil.copyfile(path, part)
         where = f"They are kept as {kept}."
     except DraftscopeError:
-        where = f"They could not be copied next to {path}."
+        where = f"No copy of them could be made next to {path}."
     store.clear()
     store.setValue(VERSION_KEY, VERSION)
     return f"The settings {what}, so defaults are used. {where}"
@@ -275,17 +275,18 @@ _PROBE_BYTES = 4096
 
 
 def data_folder() -> Path:
-    """For log, crash note and autosaved traces. It need not exist, nor be possible."""
+    """The folder for log, crash notes and autosaved traces. It need not exist, and may be
+    impossible to create."""
     location = QStandardPaths.StandardLocation.AppLocalDataLocation
     return Path(os.environ.get(DATA_VARIABLE) or QStandardPaths.writableLocation(location))
 
 
 def unwritable(folder: Path) -> str:
-    """Why a folder takes no files, in a sentence; empty if it does. It is made if it is missing."""
+    """Why a folder cannot be written, in a sentence; empty if it can. It is created if missing."""
     try:
         Path(os.path.realpath(folder)).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(_PROBE_BYTES))  # a full disk takes names, but no content
+            probe.write(bytes(_PROBE_BYTES))  # a full disk allows names, but no content
     except OSError as error:
         return f"{folder} cannot be written: {error.strerror or error}."
     return ""
@@ -297,15 +298,15 @@ def lock_path(path: Path) -> Path:
 
 
 def hold(path: Path) -> QLockFile | None:
-    """Lock a file or folder until `unlock` or the end of the process; None if a living process
-    holds it or the place takes no files."""
+    """Lock a file or folder until `unlock` or the end of the process; None if a running process
+    holds it or the lock file cannot be written."""
     lock = QLockFile(str(lock_path(path)))
     lock.setStaleLockTime(0)  # a lock is stale when its process is gone, however old it is
     return lock if lock.tryLock(0) else None
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock."""
+    """Whether a running process holds the lock."""
     lock = hold(path)
     if lock is None:
         return True

@@ -27,7 +27,8 @@ def lanes_of(run: RunRef) -> tuple[RunRef, ...]:
 
 
 def run_to_show(run: RunRef) -> RunRef:
-    """The lane of a comparison that other views show: the first that drafts and rolls back."""
+    """The run for other views: in a comparison the first lane that drafts and rolls back, if
+    any."""
     policies = (lane for lane in lanes_of(run) if lane_kind(lane.facts) in (POLICY, PEER))
     return next(policies, run)
 
@@ -157,7 +158,7 @@ class ComparedLanes:
         return None if row is None else int(self.values(run_id, "round")[row])
 
     def first_pos_of_round(self, run_id: int, round_: int) -> int | None:
-        """The first position that a lane chose in a round; any lane's for the reference."""
+        """The first position that a lane chose in a round; the longest lane's for the reference."""
         run_id = run_id if run_id in self.followers else self.longest or run_id
         found = np.flatnonzero(self.values(run_id, "round") == round_)
         return int(self.values(run_id, "pos")[found[0]]) if len(found) else None
@@ -244,18 +245,18 @@ def _in_words(verdict: LaneVerdict, bound: float, undone: str) -> str:
     if verdict.verdict == "failed":
         return f"The lane had to stop: {verdict.error}"
     if not verdict.n_positions:
-        return "Nothing is compared yet."
+        return "No position is compared yet."
     if verdict.verdict == SUSPECT:
         where = f"position {verdict.first_pos}, round {verdict.first_round}"
         return f"Diverges first at {where}, {undone}."
     if f := verdict.fork:
         return (
-            f"Free-running; chose another token first at position {f.pos}, round {f.round}, where "
-            f"the reference's two best logits lie {error_text(f.top2_gap)} apart."
+            f"Free-running; first chose another token at position {f.pos}, round {f.round}, where "
+            f"the reference's two highest logits differ by {error_text(f.top2_gap)}."
         )
     if verdict.verdict == "mode":
         return (
-            f"Distance of {verdict.mode} from the reference: worst NMSE "
+            f"Error of {verdict.mode} against the reference: worst NMSE "
             f"{error_text(verdict.worst_nmse)} at position {verdict.worst_pos}; no bound applies."
         )
     if verdict.verdict == "exact":

@@ -15,7 +15,7 @@ from app.trace_models.shown_text import (
 from engine.trace.records import N_TOP
 
 BELOW = "below"
-"""Length of the recorded top lists: a missing token ranks below."""
+"""Precedes the length of a lane's recorded top list in the cell of a token that is not in it."""
 _MEASURES = (
     ("max_abs", "max |Δ|", "Largest difference of a logit against the reference lane"),
     ("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
@@ -23,8 +23,8 @@ _MEASURES = (
     ("top1_equal", "top-1", "Whether both have the same most probable token"),
     ("rank", "rank", "Rank of the chosen token among the lane's logits, from 1"),
     ("state_error", "state", "Worst layer's relative error of its state after this round"),
-    ("conv_error", "window", "The same of windows: last rows of inputs"),
-    ("cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"),
+    ("conv_error", "window", "The same for convolution windows"),
+    ("cells_differ", "cells", "KV cells in one lane only, or duplicates"),
 )
 
 

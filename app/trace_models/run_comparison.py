@@ -72,12 +72,12 @@ def compare_runs(first: RunRef, second: RunRef) -> list[FigurePair]:
 
 _COMPARED = (
     ("tokens/s", "", "Generated tokens per second, without the prompt"),
-    ("acceptance", "", "Accepted of all drafted tokens"),
+    ("acceptance", "", "Accepted / drafted tokens"),
     ("tokens/round", "", "Mean acceptance length: 1 + accepted / rounds"),
     ("tokens", "count", "Generated, all sequences together"),
-    ("rounds", "count", "Scheduler rounds, those of the prompt too"),
-    ("rollbacks", "count", "Rounds of a sequence that undid tokens in memory, restores too"),
-    ("restores", "count", "Those of them that put a checkpoint back"),
+    ("rounds", "count", "Scheduler rounds, including those of the prompt"),
+    ("rollbacks", "count", "Rounds of a sequence with a rollback, including restores"),
+    ("restores", "count", "Those with a restored checkpoint"),
     ("bytes moved", "bytes", "State copied, restored, saved in checkpoints, after the prompt"),
     ("prompt", "ms", "Forward passes of the target over the prompt"),
 )
@@ -129,9 +129,9 @@ def text_difference(first: RunRef, second: RunRef) -> str:
         said = [{s: b"".join(of_run[s][1]) for s in shared} for of_run in prompts]
         differing = sorted(s for s in shared if said[0][s] != said[1][s])
         if len(differing) == len(shared):
-            return "The prompts differ, so the texts do too."
+            return "The prompts differ, and therefore the texts."
         if differing:
-            return f"The prompts of sequence {differing[0]} differ, so the texts do too."
+            return f"The prompts of sequence {differing[0]} differ, and therefore the texts."
     texts = [_texts(run, EMITTED_KINDS) for run in (first, second)]
     if not all(texts):
         return ""
@@ -153,7 +153,7 @@ def text_difference(first: RunRef, second: RunRef) -> str:
     if lengths == [n_same, n_same]:
         return f"Same text, {n_same:,} tokens."
     shorter = names[0] if lengths[0] < lengths[1] else names[1]
-    return f"Same text for {n_same:,} tokens, all that {shorter} has."
+    return f"Same text for {n_same:,} tokens, all tokens of {shorter}."
 
 
 _Text = tuple[np.ndarray, list[bytes]]

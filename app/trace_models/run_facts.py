@@ -333,8 +333,8 @@ def _stop(stops: list[str] | None, error: str) -> str:
 
 
 _WAYS = {
-    "ask": "asked by this window",
-    "proxy": "watched between its clients and the server",
+    "ask": "requested by this window",
+    "proxy": "recorded between its clients and the server",
     "log": "read from the server's log",
     "light-log": "read from the server's log, counts only",
     "record": "read from a file",
@@ -427,8 +427,8 @@ def _request(request: RequestFacts) -> list[str]:
 
 
 def _columns(tables: Mapping[str, Mapping[str, str]], run: RunRef | None) -> list[str]:
-    """Columns by how they are known, and the missing ones: without a statement, a column is
-    observed if a row has a value, or if it belongs to a run that has ended."""
+    """Columns by how they are known, and the missing ones. The rows decide for a column without a
+    state, and after the end of the run also for one declared observed."""
     by_state: dict[str, list[str]] = {}
     for _, table, name in _LOOKED_FOR if tables else ():
         known = tables.get(table, {})

@@ -311,7 +311,7 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
             f"  position {i}": NOT_OBSERVED if rate is None else f"{rate:.2f}"
             for i, rate in enumerate(rates[:_MOST_RATES])
         },
-        "tokens a round": significant(emitted / n_rows if n_rows else None),
+        "tokens per round": significant(emitted / n_rows if n_rows else None),
         "ms a round": significant(cost.per_round()),
     }
     found |= {f"  {phase}": significant(cost.per_round(phase)) for phase in PHASES}

@@ -1,13 +1,13 @@
-"""A session as one HTML page that needs nothing else: the runs of a trace with their text, plots,
-findings and every round in full, with the window's keys.
+"""A session as one self-contained HTML page: the runs of a trace with their text, plots, findings
+and every round in full, with the window's keys.
 
-Plots are Bokeh's (the extra `share`), whose script is inside, so that no plot is drawn by code of
-our own. uPlot would be a twentieth of its 1.3 MB and is on no Python index in a package of its
-makers; installing and testing would then need a second index.
+Plots are drawn by Bokeh (the extra `share`), whose script is embedded, so that we need no drawing
+code of our own. uPlot would be a twentieth of its 1.3 MB, but its makers publish no Python package;
+installing and testing would then need a second index.
 
-Texts come from anyone. They are in a block of JSON in which no "<" is left, and the script of
-resources/session_page puts them into the page as text. The content policy admits this script and
-Bokeh's by their hashes, no other, and no connection to anywhere.
+Texts are untrusted. They are in a JSON block without any "<", and the script of
+resources/session_page inserts them as text. The content policy admits this script and Bokeh's by
+their hashes, nothing else, and no connections.
 """
 
 from __future__ import annotations

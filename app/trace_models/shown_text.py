@@ -60,7 +60,7 @@ def short_count(n: int) -> str:
 
 
 def error_text(value: float | None) -> str:
-    """At most three significant digits; 0 is "exact", None a dash."""
+    """At most three significant digits; 0 is "exact", None a dash; also "not finite"."""
     if value is None:
         return NOT_OBSERVED
     if not math.isfinite(value):
@@ -93,5 +93,5 @@ _FIELDS = {
     for flag in placed.option.flags
 }
 _PAGE = re.compile("`draftscope help [a-z-]+`")
-_TERMINAL = re.compile(", or say --[a-z-]+ [A-Z]+")
+_TERMINAL = re.compile(", or name its format with --[a-z-]+ [A-Z]+")
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*(?![\w-])")

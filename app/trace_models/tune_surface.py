@@ -24,7 +24,7 @@ MOST_ROUNDS = 4000
 """Most rounds used for an estimate, the newest ones."""
 _ALL_UP_TO, _MOST_LENGTHS = 16, 20
 _APART = 1.25
-"""Ratio of measured and estimated speed that is reported."""
+"""Ratio of measured and estimated speed from which the difference is reported."""
 _FLOORED = ("fixed", "accepted-mean", "switch-off")
 """Rules affected by p_min."""
 
@@ -133,12 +133,13 @@ def heat_map(found: TuneSurface) -> HeatMap:
 
 
 def _is_guess(found: TuneSurface, cell: tuple[int, int]) -> bool:
-    """Whether the passes that a setting needs were not timed."""
+    """Whether the passes that a setting needs were timed too rarely."""
     return int(found.surface.n_max[cell[0]]) + 1 in found.surface.unmeasured_widths
 
 
 def _is_shown(found: TuneSurface) -> bool:
-    """Whether the fastest exceeds the run's own spread, or there is nothing to compare."""
+    """Whether the best setting is reported as such: the low end of its gain is at least LEAST_GAIN,
+    or it is the current one; without a current one, its passes were timed."""
     best = found.surface.best
     if best is None or found.current == best:
         return True
@@ -152,50 +153,50 @@ def headline(found: TuneSurface) -> str:
     """The best setting against the current one and plain decoding."""
     best = found.surface.best
     if best is None:
-        why = "a lane has no speed of its own" if found.request[0].facts.lane else "not timed"
+        why = "a lane's speed is not measured" if found.request[0].facts.lane else "not timed"
         return f"Tokens per round: {why}"
     words = f"Best estimate: {_setting(found, best)} → {_speed(found, best)}"
     highest = words.replace("Best", "Highest", 1)
     if found.current is None:
-        return words if _is_shown(found) else f"No verdict, too few passes were timed. {highest}"
+        return words if _is_shown(found) else f"No verdict: too few passes were timed. {highest}"
     now = f"{_setting(found, found.current)} → {_speed(found, found.current)}"
     if _is_apart(found):
         now += f" in usual rounds, {significant(found.measured)} in all"
     if _speed(found, found.current) == _speed(found, best):
-        return f"None estimated faster than now: {now}"
+        return f"No setting is estimated to be faster than the current one: {now}"
     if found.gain is None:
-        return f"No verdict, too few rounds or passes were timed. {highest}. Now: {now}"
+        return f"No verdict: too few rounds or passes were timed. {highest}. Now: {now}"
     low, high = found.gain
     if _is_shown(found):
         return f"{words}, {low:.2f} to {high:.2f} times now. Now: {now}"
     return (
-        f"No difference shown: {_setting(found, best)} has {low:.2f} to {high:.2f} times the speed "
-        f"of now. Now: {now}"
+        f"No significant difference: {_setting(found, best)} has {low:.2f} to {high:.2f} times "
+        f"the current speed. Now: {now}"
     )
 
 
 def note(found: TuneSurface) -> str:
     """What the estimate is based on."""
     rounds = counted(found.n_rounds, "round")
-    words = f"Estimated from {rounds}, the range by the costs of each quarter.{_measured(found)}"
+    words = f"Estimated from {rounds}, the range from the costs of each quarter.{_measured(found)}"
     if rare := found.rare_widths:
         words += f" Passes of {_listed(rare)} tokens were timed fewer than {LEAST_TIMES} times."
     if missing := found.surface.unmeasured_widths:
         words += f" Passes of {_listed(missing)} tokens were not timed {LEAST_TIMES} times: "
-        words += "they are taken to cost what their neighbours do."
+        words += "their costs are those of the nearest widths."
     if found.recorded_floor > 0:
         words += f" Below p_min {found.recorded_floor:g} nothing was recorded."
     return f"{words} Assumed: {'; '.join(ASSUMPTIONS)}."
 
 
 def _measured(found: TuneSurface) -> str:
-    """The run's own speed, if it differs from the estimate."""
+    """The run's own speed if it differs from the estimate, or why a lane has none."""
     if found.request[0].facts.lane:
-        return " Lanes share their drafts, so that they have no speed of their own."
+        return " Lanes share their drafts, so their speed is not measured."
     if not _is_apart(found):
         return ""
     return (
-        f" The run itself had {significant(found.measured)} tok/s: rounds that took far longer "
+        f" The run itself had {significant(found.measured)} tok/s: rounds that took much longer "
         "than others are left out here."
     )
 

@@ -186,16 +186,16 @@ def _filled(
 
 
 UNLIMITED = 16_777_215
-"""Pixels that Qt lets a widget take at most, unless something limits it."""
+"""Qt's largest size of a widget, and its default maximum, pixels."""
 SAME = 10_000
-"""Any size, given to all parts of a splitter."""
+"""An equal size for all parts of a splitter, of any value."""
 
 
 def split(
     *parts: QWidget, down: bool = False, sizes: Sequence[int] = (SAME, SAME, SAME)
 ) -> QSplitter:
-    """Parts next to each other, or one under the other, with borders to drag, which hide no part.
-    sizes: none, if the parts have those that they ask for."""
+    """Parts in a row, or stacked, with borders to drag, which hide no part. sizes: empty for the
+    parts' size hints."""
     splitter = made(QSplitter, childrenCollapsible=False)
     turn(splitter, down=down)
     for part in parts:
@@ -206,7 +206,7 @@ def split(
 
 
 def turn(parts: QSplitter | QBoxLayout, *, down: bool) -> None:
-    """Put parts one under the other, or next to each other."""
+    """Stack parts, or put them in a row."""
     if isinstance(parts, QSplitter):
         parts.setOrientation(Qt.Orientation.Vertical if down else Qt.Orientation.Horizontal)
     else:

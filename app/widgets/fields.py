@@ -97,7 +97,7 @@ def shown_choice(name: str) -> QComboBox:
 
 
 def offer(box: QComboBox, items: Iterable[tuple[str, object]], chosen: object) -> None:
-    """Offer other items, each a text and its value, and choose the one of this value."""
+    """Replace the items, each a text and its value, and select the one with this value."""
     box.clear()
     for item in items:
         box.addItem(*item)
@@ -135,6 +135,12 @@ def text_box(name: str, placeholder: str) -> QPlainTextEdit:
     box = made(_Box, accessibleName=name, placeholderText=placeholder)
     box.setTabChangesFocus(True)
     return box
+
+
+def retype(box: QPlainTextEdit, text: str) -> None:
+    """Replace the text as a user does: Ctrl+Z brings back what was there."""
+    box.selectAll()
+    box.insertPlainText(text)
 
 
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:

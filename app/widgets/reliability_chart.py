@@ -133,7 +133,7 @@ class ReliabilityChart(RateChart):
         n, (low, high) = int(found.n[at]), found.interval
         bounds = f"confidence {at / len(found.n):.1f} to {(at + 1) / len(found.n):.1f}"
         if not n:
-            return f"{bounds}: no token was judged"
+            return f"{bounds}: no token was verified"
         return (
             f"{bounds}: {int(found.accepted[at]):,} of {n:,} tokens accepted, {found.rate[at]:.3f} "
             f"(95 %: {low[at]:.3f} to {high[at]:.3f}); mean confidence "

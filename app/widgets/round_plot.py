@@ -1,4 +1,4 @@
-"""A plot over the rounds of a run, or positions: follows the newest, zooms, selects one."""
+"""A plot over the rounds of a run, or positions: follows the newest one, zooms, selects a range."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class _DragBox(pg.ViewBox):
 
 
 class RoundPlot(PlotSurface):
-    """Rounds lie where `run_axis` puts them. The y-axis is up to the view that uses it.
+    """A plot whose rounds are placed by `run_axis`; the y-axis belongs to the view that uses it.
 
-    unit: what is counted on the x-axis, round or position.
+    unit: what the x-axis counts, round or position.
 
-    Wheel: zoom at the cursor. Drag: choose a range; with Shift or the middle button: pan. Double
-    click: back to the first zoom. Keys: Left and Right step through rounds, W and S zoom, A and D
-    pan, F brings the chosen range into sight, Home shows all rounds, End follows the newest round
-    again, Escape lets go of the range.
+    Wheel: zoom at the cursor. Drag: select a range; with Shift or the middle button: pan. Double
+    click: back to the initial zoom. Keys: Left and Right step through rounds, W and S zoom, A and D
+    pan, F zooms to the selected range, Home shows all rounds, End follows the newest round again,
+    Escape clears the range.
     """
 
     round_stepped = Signal(int)  # -1 or +1

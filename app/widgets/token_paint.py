@@ -1,6 +1,5 @@
-"""Drawing tokens: every kind has a colour and a second channel that survives without colour. Over
-and under them: selection, hits of a search, the round and the token in use.
-"""
+"""Token drawing: every kind has a colour and a second mark that is visible without colour. Above
+and below tokens: the selection, search hits, the current round and token."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class TokenMetrics:
         self._metrics = QFontMetricsF(font)
         self._widths: dict[str, float] = {}
         self.uprights: dict[str, QStaticText] = {}
-        """Texts made ready for painting, and the same in italics; `shaped` adds to them."""
+        """Texts prepared for painting, and the same in italics; `shaped` adds to them."""
         self.italics: dict[str, QStaticText] = {}
         self.ascent = self._metrics.ascent()
         self.strike = _ABOVE + round(self.ascent - self._metrics.strikeOutPos())
@@ -48,7 +47,7 @@ class TokenMetrics:
         return width
 
     def shaped(self, text: str, *, italic: bool) -> QStaticText:
-        """A text made ready for painting; it is placed by the font's own ascent only if ASCII."""
+        """A text prepared for painting; only ASCII texts are placed by the font's own ascent."""
         known = self.italics if italic else self.uprights
         ready = known.get(text)
         if ready is None:
@@ -115,7 +114,7 @@ class TokenPainter:
         self._neutral = theme.color("replayed.line")
 
     def paint(self, painter: QPainter, marks: Iterable[PlacedToken]) -> None:
-        """Draw the marks; the painter's pen, brush and font are left as they fall."""
+        """Draw the marks; the painter's pen, brush and font are not restored."""
         batches: dict[int, _Batch] = defaultdict(_Batch)
         for mark in marks:
             kind = mark.kind
@@ -205,7 +204,7 @@ def outline(painter: QPainter, rects: Iterable[QRectF], colour: QColor) -> None:
 
 
 PlacedTokens = list[tuple[int, QRectF]]
-"""Tokens in sight in their order, each with its box; a wrapped token has several."""
+"""Visible tokens in order, each with its box; a wrapped token has several."""
 
 _HIT_ALPHA = 56
 
@@ -221,8 +220,8 @@ def paint_selection(
 
 
 def paint_hits(painter: QPainter, placed: PlacedTokens, hits: np.ndarray, colour: QColor) -> None:
-    """Frame and tint the tokens of hits: indices, int64 [n] ascending. The frame tells them from
-    tokens that have a tint for what they are."""
+    """Frame and tint the tokens of hits: indices, int64 [n] ascending. The frame distinguishes them
+    from tokens tinted by their kind."""
     if not len(hits) or not placed:
         return
     start, stop = np.searchsorted(hits, (placed[0][0], placed[-1][0] + 1))
@@ -240,7 +239,7 @@ def paint_hits(painter: QPainter, placed: PlacedTokens, hits: np.ndarray, colour
 def paint_cursor(
     painter: QPainter, placed: PlacedTokens, round_tokens: set[int], current: int, colour: QColor
 ) -> None:
-    """A line over the tokens of a round, and a frame around the one in use."""
+    """A line over the tokens of a round, and a frame around the current one."""
     painter.setPen(QPen(colour, 1.0))
     for token, box in placed:
         if token in round_tokens:

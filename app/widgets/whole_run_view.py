@@ -1,4 +1,4 @@
-"""What views about a run as a whole have in common: an empty state, and reading in sight alone."""
+"""The base of views about a whole run: an empty state, and no reading while hidden."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EMPTY, _PAGE = range(2)
 
 
 class WholeRunView(QStackedWidget):
-    """Neither reads nor draws while it is out of sight. Subclasses fill `page`, which pictures
-    show. `about`: what it shows, said under a title while there is nothing. `untold`: what a run of
-    another engine lacks then, in words after "does not report"."""
+    """Neither reads nor draws while hidden. Subclasses fill `page`, which pictures show. about:
+    what it shows, below a title while there is nothing. untold: what another engine's run then
+    lacks, in words after "does not report"."""
 
     name: ClassVar[str]
     empty_title: ClassVar[str]
@@ -45,7 +45,7 @@ class WholeRunView(QStackedWidget):
 
     @property
     def in_sight(self) -> bool:
-        """Whether any of it is neither hidden nor in a tab that is not shown."""
+        """Whether any of it is visible, not hidden or in a covered tab."""
         return not self.visibleRegion().isEmpty()
 
     def show_run(self, run: RunRef | None) -> None:
@@ -57,8 +57,7 @@ class WholeRunView(QStackedWidget):
         self.refresh()
 
     def refresh(self) -> None:
-        """Take in what has joined the trace since the last call, now or a little later; out of
-        sight, when it comes into sight."""
+        """Read new rows of the trace, now or a little later; while hidden, once it is visible."""
         self._is_behind = self.run is not None
         if self._is_behind and self.in_sight:
             self._pacer.ask()
@@ -68,15 +67,15 @@ class WholeRunView(QStackedWidget):
 
     @abstractmethod
     def table(self) -> tuple[list[str], list[list[object]]]:
-        """What is on show as numbers: column names and rows; None is not observed."""
+        """The figures shown: column names and rows; None = not observed."""
 
     @abstractmethod
     def _begin(self, run: RunRef | None) -> None:
-        """Forget everything read, and read this run from now on."""
+        """Drop everything read, and read this run from now on."""
 
     @abstractmethod
     def _read(self) -> bool:
-        """Take in new rows; whether there is anything to show."""
+        """Read new rows; returns whether there is anything to show."""
 
     @abstractmethod
     def _show(self) -> None:

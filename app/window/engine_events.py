@@ -86,9 +86,9 @@ class EngineNews(QObject):
 
     def _why_no_turn(self, state: State) -> str:
         if self._bridge.server is not None:
-            return "A server's memory cannot be looked into: open the model's file."
+            return "A server's memory cannot be inspected: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
-            return "A run goes on; Stop (Shift+F5) ends it."
+            return "A run is in progress; Stop (Shift+F5) ends it."
         return NOT_READY.get(state, "")
 
     # -- servers ---------------------------------------------------------------------------
@@ -105,8 +105,7 @@ class EngineNews(QObject):
         panels.run_panel.use_first_prompt()
         if server.key_kept == "session":
             panels.banners.add(
-                "info",
-                "There is no keyring on this system: the API key is kept for this session only.",
+                "info", "This system has no keyring: the API key is kept only for this session."
             )
         self._show_names()
 
@@ -215,8 +214,8 @@ class EngineNews(QObject):
         if listens_at := run.facts.listens_at:
             self._watching = self._panels.banners.add(
                 "info",
-                f"Programs that use {listens_at} in place of the server are recorded here.",
-                "Stop (Shift+F5) ends that.",
+                f"Requests to {listens_at} are forwarded to the server and recorded here.",
+                "Stop (Shift+F5) ends the recording.",
                 sticky=True,
             )
 
@@ -248,7 +247,7 @@ class EngineNews(QObject):
     def _show_break(self, hit: BreakHit) -> None:
         self._panels.breaks.show_hit(hit)
         self._feed.refresh()
-        words = f"A break rule held, {hit}."
+        words = f"A break rule matched: {hit}."
         if self._bridge.trace is not None:  # a trace on show stays
             offer = "&Show it", lambda: self._go_to(hit)
             self._panels.banners.add("info", words, "", offer)
@@ -311,7 +310,7 @@ class EngineNews(QObject):
         if shown is None:
             return []
         others = [r.model for r in self._bridge.listed if r.store is shown.store and not r.in_use]
-        return [" of ".join((f"on show: {run_name(shown)}", *others[:1]))]
+        return [" of ".join((f"shown: {run_name(shown)}", *others[:1]))]
 
 
 _OF_RUN = ("rollback", "memory", "inspector", "runs", "speed")

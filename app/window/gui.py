@@ -123,8 +123,8 @@ _MANY_MODULES = 100
 
 class Collector(QObject):
     """Garbage collection in the window's thread, young objects often and all objects seldom, until
-    `stop`. Objects of imported libraries are frozen: collecting them first would block the window
-    for 0.2 s, with 600 rounds for 50 ms each time.
+    `stop`. Objects of imported libraries are frozen: otherwise the first full collection would
+    block the window for 0.2 s, and with 600 rounds each one for 50 ms.
 
     Automatic collection in the engine's thread might destroy Qt objects there, which Qt forbids. So
     it is off, and timers collect here instead.

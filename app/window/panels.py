@@ -45,8 +45,8 @@ _FIRST, _TOKENS = range(2)
 
 NOT_READY = {
     State.EMPTY: "Open a model first.",
-    State.INSPECTED: "The model is not loaded: Load weights in the Model panel (Ctrl+1) does that.",
-    State.LOADING: "The model is being loaded.",
+    State.INSPECTED: "The model is not loaded: press Load weights in the Model panel (Ctrl+1).",
+    State.LOADING: "The engine is busy, as the status line says.",
 }
 """Why no run can start."""
 
@@ -91,8 +91,8 @@ class Panels:
         self._centre.addWidget(
             EmptyState(
                 "Watch a model speculate",
-                "Open a hybrid GGUF model or a trace, or drop one here; connect to a server that "
-                "runs one; the bundled demo needs no download.",
+                "Open a hybrid GGUF model or a trace, or drop one here, or connect to a server. "
+                "The bundled demo needs no download.",
                 [*opening, actions["file.connect"], actions["file.open_trace"]],
             )
         )

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
+import pyqtgraph as pg
 from PySide6.QtCore import QBuffer, QByteArray, QEvent, QObject, QPoint, QRect, QSize, Qt, QTimer
 from PySide6.QtGui import QFont, QImage, QImageWriter, QPainter, QPalette, QRegion
 from PySide6.QtSvg import QSvgGenerator
@@ -59,7 +60,7 @@ PLOTS = (*OVER_ROUNDS, *_WHOLE)
 """Names of the docks that hold plots."""
 SUFFIXES = (".png", ".svg", ".csv")
 _SCALE = 2.0
-_FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of what is in sight (*.csv)")
+_FILTERS = ("PNG picture (*.png)", "SVG drawing (*.svg)", "CSV of the visible part (*.csv)")
 
 
 class PlotGroup:
@@ -189,7 +190,7 @@ class PlotGroup:
     def _chosen_or_told(self) -> PlotView | None:
         view = self.chosen()
         if view is None:
-            self._report("info", "There is no plot with data in sight.", "Open one and press Run.")
+            self._report("info", "No visible plot has data.", "Open one and press Run.")
         return view
 
 
@@ -320,8 +321,8 @@ def _render(view: PlotView, painter: QPainter, caption: PlotCaption, theme: Them
 
 @contextmanager
 def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
-    """The view in light colours, with its axis, without focus frame and button, and at a readable
-    size, within the context."""
+    """The view in light colours, with its axis and symbols as shapes, not pictures of them, without
+    focus frame and button, and at a readable size, within the context."""
     shown, size = theme.name, view.page.size()
     view.page.resize(size.expandedTo(_LEAST))
     theme.become("light")
@@ -329,6 +330,7 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     for target, source in (
         (role.Window, "plot.background"),
         (role.Base, "plot.background"),
+        (role.AlternateBase, "ui.raised"),
         (role.Button, "ui.raised"),
         (role.WindowText, "ui.text"),
         (role.Text, "ui.text"),
@@ -345,9 +347,15 @@ def _in_light(view: PlotView, theme: Theme) -> Iterator[None]:
     floating = [one for one in floating if one.isVisible()]
     for widget in floating:
         widget.hide()
+    items = (item for one in view.page.findChildren(pg.GraphicsView) for item in one.items())
+    symbols = [item for item in items if isinstance(item, pg.ScatterPlotItem)]
+    for one in symbols:
+        one.setExportMode(True)
     try:
         yield
     finally:
+        for one in symbols:
+            one.setExportMode(False)
         for widget in floating:
             widget.show()
         if plot is not None:

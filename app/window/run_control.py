@@ -92,12 +92,14 @@ class RunControl:
             and state in (State.EMPTY, State.INSPECTED, State.READY),
             "run.compare": will_start and not served,
             "run.check_rollback": can_start and not served,
+            "run.sweep": can_start and not served,
             "run.measure_fidelity": can_start and not served,
         }
 
     @property
     def _is_loading(self) -> bool:
-        return self._bridge.state is State.LOADING and not self._bridge.connecting
+        bridge = self._bridge  # it is also busy with measurements
+        return bridge.state is State.LOADING and bridge.is_opening and not bridge.connecting
 
     # -- models ----------------------------------------------------------------------------
 
@@ -116,10 +118,11 @@ class RunControl:
         self._panels.run_panel.use_first_prompt()
         self.open_model(DEMO_TARGET, DEMO_DRAFT, DEMO_EAGLE3, then=then)
 
-    def ask_target(self) -> None:
-        """Let the user choose a model."""
-        path = ask_model(self._window, self._settings, "Open model")
-        if path is not None:
+    def ask_target(self, folder: Path | None = None) -> None:
+        """Let the user choose a model, in this folder or the last one."""
+        if folder is not None:
+            self._settings.set_folder("model", folder)
+        if (path := ask_model(self._window, self._settings, "Open model")) is not None:
             self.open_model(path)
 
     def ask_draft(self) -> None:
@@ -166,8 +169,7 @@ class RunControl:
         run = self._feed.run
         if run is None:
             return
-        path = ask_model(self._window, self._settings, "Re-score with model")
-        if path is not None:
+        if (path := ask_model(self._window, self._settings, "Re-score with model")) is not None:
             self._panels.banners.clear()
             self._rescore(run, path)
 
@@ -179,7 +181,7 @@ class RunControl:
         banners = self._panels.banners
         if job.unsure:
             again = partial(self._rescore, job.ref, job.target, assume_same=True)
-            banners.add("warning", job.unsure, "", ("&Re-score all the same", again))
+            banners.add("warning", job.unsure, "", ("&Re-score anyway", again))
         elif job.found is not None:
             severity = "error" if job.found.n_changed else "info"
             self._panels.run_banners.add(job.ref, severity, rescored_sentence(job.found))
@@ -187,8 +189,7 @@ class RunControl:
 
     def reload(self) -> None:
         """Load the current files again, with the Run panel's loading options."""
-        files = self._bridge.files
-        if files is not None:
+        if (files := self._bridge.files) is not None:
             self.open_model(files.target, *(draft for draft, *_ in files.drafts))
 
     # -- runs ------------------------------------------------------------------------------
@@ -196,7 +197,7 @@ class RunControl:
     def _wait(self, name: str, begin: Callable[[], None]) -> None:
         """Start something once the loading model is in use."""
         self._waiting = begin, self._bridge.loaded_as
-        words = f"{name} begins when the model is loaded; Stop (Shift+F5) takes it back"
+        words = f"{name} starts when the model is loaded; Stop (Shift+F5) cancels it"
         self._panels.status.say(waiting=words)
         self._enable()
 
@@ -242,7 +243,7 @@ class RunControl:
         place = self._feed.cursor
         if place is None:
             self._panels.banners.add(
-                "info", "No place is chosen.", "Click a token or a round of a plot first."
+                "info", "No position is chosen.", "Click a token or a round of a plot first."
             )
             return
         try:
@@ -283,8 +284,8 @@ class RunControl:
             conversation = parent = None
             self._panels.banners.add(
                 "info",
-                "This conversation goes on as a new one of the model in use.",
-                "All that was said before is part of its first turn.",
+                "This conversation continues as a new one with the model in use.",
+                "Its first turn contains all earlier messages.",
             )
         chat = (panel.chat() or {}) if is_chat else None
         cache = view.cache_options()
@@ -361,7 +362,7 @@ class RunControl:
         self.compare(StartComparison(request))
 
     def check_rollback(self, gates: tuple[GateOptions, ...]) -> None:
-        """Check the llama.cpp build of its lanes with the model in use."""
+        """Check the llama.cpp build of the lanes with the model in use."""
         self._panels.banners.clear()
         self._bridge.ask(CheckRollback(self._settings.llama_library, gates))
 
@@ -377,7 +378,7 @@ class RunControl:
         dialog.open()
 
     def use_llama_library(self, name: str) -> None:
-        """Use this build for llama.cpp lanes from now on; empty: the default."""
+        """Use this build for llama.cpp lanes from now on; empty: an installed package."""
         try:
             path = Path(name.strip()).expanduser() if name.strip() else None
             if path is not None:
@@ -394,9 +395,7 @@ class RunControl:
         """Compare the compute mode with f32."""
         if self._bridge.compute == "f32":
             self._panels.banners.add(
-                "info",
-                "This model is computed in f32, which is what others are measured against: there "
-                "is nothing to measure.",
+                "info", "This model is already computed in f32, the reference of this measurement."
             )
             return
         self._bridge.ask(MeasureFidelity(demo_prompts()[0]), self._show_fidelity)
@@ -404,7 +403,7 @@ class RunControl:
     def _show_fidelity(self, job: MeasureFidelity) -> None:
         if job.found is not None:
             text = fidelity_text(job.found)
-            self._panels.banners.add("info", f"Fidelity: {text}. It is kept with its runs.")
+            self._panels.banners.add("info", f"Fidelity: {text}. It is saved with the runs.")
 
     def cancel_sequence(self, run: RunRef, seq_id: int) -> None:
         """End one sequence of the run in progress."""

@@ -107,8 +107,7 @@ class RunLibrary(QObject):
     def again(self, run: RunRef) -> None:
         """Repeat a run or comparison with its prompts and options, whatever Run Settings say. One
         of another session needs its model."""
-        job = self._repeat(run)
-        if job is not None:
+        if (job := self._repeat(run)) is not None:
             self._panels.banners.clear()
             self.with_rows(run.store, lambda: self._bridge.ask(job))
 
@@ -130,7 +129,7 @@ class RunLibrary(QObject):
         if len(chosen) < len(whole) and live is not None:
             what = run_name(live)
             what = what[:1].upper() + what[1:]
-            self._panels.banners.add("info", f"{what} goes on: stop it first.")
+            self._panels.banners.add("info", f"{what} is in progress: stop it first.")
         if not chosen:
             return
         if set(chosen).intersection(self._feed.overlaid):
@@ -190,7 +189,7 @@ class RunLibrary(QObject):
             self._wanted = store, then
         else:
             self._panels.banners.add(
-                "info", "Another trace is being read.", "Choose the run again when it is there."
+                "info", "Another trace is being read.", "Choose the run again after that."
             )
 
     def _go_on(self, store: TraceStore) -> None:
@@ -221,8 +220,7 @@ class RunLibrary(QObject):
 
     def _folder_of(self, store: TraceStore) -> Path | None:
         """The folder with all of a trace, None if it is only in memory."""
-        folder = self._bridge.opened_from(store)
-        if folder is not None:
+        if (folder := self._bridge.opened_from(store)) is not None:
             return folder if self._as_read.get(store) == mark_of(store) else None
         saves = self._autosave
         if saves is None or saves.is_writing or not store.size() or not saves.is_saved(store):

@@ -17,6 +17,7 @@ from app.trace_models.run_rows import Position, RunRows
 from app.window.panels import Panels
 from engine.analysis.findings.audit import audit_goes_on
 from engine.analysis.run_cost import PlainRatio
+from engine.plain_text import duration_text
 from engine.trace.run_ref import RunColumns, RunRef
 
 
@@ -75,7 +76,7 @@ class RunEnds(QObject):
         self._feed.tell_numbers()
 
     def _take_state(self, state: State) -> None:
-        if state is State.RUNNING:  # no run has ended that others could be measured by
+        if state is State.RUNNING:  # the card offers no measurement meanwhile
             self._compiling.start()
             self._show_card()
         else:
@@ -188,17 +189,6 @@ def tokens_asked(run: RunRef) -> int | None:
         return None
     seqs = set(RunColumns(run.store, "tokens", run.run_id)["seq_id"].tolist())
     return limit * len(seqs) if seqs else None
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds in whole units: 44 s, 3 min 20 s, 2 h 5 min."""
-    whole = math.ceil(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _seconds(run: RunRef) -> float | None:

@@ -27,6 +27,7 @@ from app.engine_thread.jobs.files import (
     write_page_on,
     write_report_on,
 )
+from app.engine_thread.jobs.judging import RunSweep
 from app.saved.autosave import Autosave, DamagedTrace, ReadLibrary, discard
 from app.saved.errors import log
 from app.saved.settings import unwritable
@@ -46,6 +47,7 @@ from app.window.dialogs.files import (
     place_page,
 )
 from app.window.dialogs.help import environment
+from app.window.dialogs.runs import SweepDialog
 from app.window.panels import Panels
 from engine.errors import DraftscopeError
 from engine.experiments.results.reader import find_results
@@ -64,11 +66,9 @@ _JOIN_TIMEOUT = 5.0
 
 
 class Sessions(QObject):
-    """Belongs to one window. `data`: the user's data folder; without it nothing is autosaved, and
-    the end asks no question.
-
-    quit_choice: what to do with unexported runs at the end; None asks the user.
-    """
+    """Belongs to one window. data: the user's data folder; without it nothing is autosaved, and
+    closing asks no question. quit_choice: what to do with unexported runs at the end; None asks the
+    user."""
 
     message = Signal(str, int)
     """A sentence for the status line, with its milliseconds."""
@@ -131,7 +131,7 @@ class Sessions(QObject):
         self._bridge.ask(ReadText(text))
 
     def ask(self) -> None:
-        """Let the user choose traces."""
+        """Let the user choose traces, and open them."""
         if paths := ask_traces(self._window, self._settings):
             self.open(*paths)
 
@@ -196,8 +196,7 @@ class Sessions(QObject):
 
     def share(self, run: RunRef) -> None:
         """Write the trace's runs as a page that begins with this one, and show where it is."""
-        path = place_page(self._window, self._settings, "session")
-        if path is not None:
+        if (path := place_page(self._window, self._settings, "session")) is not None:
             write = partial(write_page_on, run, lanes_of(run))
             self._write(WriteFile("Page", path, write), self._show_page)
 
@@ -210,7 +209,7 @@ class Sessions(QObject):
 
     def _open(self, path: Path, remedy: str) -> None:
         if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(path.absolute()))):
-            self._banners.add("warning", f"Nothing on this desktop opens {path}.", remedy)
+            self._banners.add("warning", f"No program on this desktop opens {path}.", remedy)
 
     def open_library(self) -> None:
         """List the runs of earlier windows, and say if this one cannot save any."""
@@ -221,7 +220,7 @@ class Sessions(QObject):
             self._unkept = self._banners.add(
                 "warning",
                 problem,
-                "Runs and the log are not saved: export what is to stay (Ctrl+E).",
+                "Runs and the log are not saved: export the runs to keep (Ctrl+E).",
                 sticky=True,
             )
         self._library = ReadLibrary(self._data / _AUTOSAVES, self._posted.emit)
@@ -311,20 +310,20 @@ class Sessions(QObject):
         if n:
             runs_text = counted(n, "run")
             self.message.emit(
-                f"{runs_text} of earlier sessions can be found in Runs (Ctrl+8).", _TOLD_MS
+                f"{runs_text} of earlier sessions are listed in Runs (Ctrl+8).", _TOLD_MS
             )
         if self._n_interrupted:
             self._banners.add(
                 "info",
                 "The last session ended in the middle of a run.",
-                "What had been recorded half a minute before is in Runs.",
+                "Runs has its rounds up to about half a minute before.",
                 ("&Show runs", self.runs_asked.emit),
             )
 
     def _tell_damaged(self, folder: Path, failed: DraftscopeError) -> None:
         banner: Banner = self._banners.add(
             "error",
-            f"Runs of an earlier session do not open. {failed.message}",
+            f"Runs of an earlier session cannot be opened. {failed.message}",
             "",
             ("&Delete them", lambda: self._discard(folder, banner)),
             sticky=True,
@@ -333,7 +332,7 @@ class Sessions(QObject):
     def _tell_unsaved(self, failed: DraftscopeError) -> None:
         message = f"The runs are not saved. {failed.message}"
         remedy = "Export them to another folder (Ctrl+E)."
-        self._banners.take_down(self._unkept)  # the message of before there was a run
+        self._banners.take_down(self._unkept)  # the message from before the first run
         self._unkept = banner = self._banners.add("error", message, remedy, sticky=True)
         if self.autosave is not None:  # shown once, so it stays until it is no longer true
             self.autosave.saved.connect(lambda: self._banners.take_down(banner))
@@ -353,7 +352,7 @@ def _is_deleted(store: TraceStore) -> bool:
 
 
 class OpenedResults:
-    """Belongs to one window, whose panels are complete before anything is opened."""
+    """Result files of one window, whose panels are complete before anything is opened."""
 
     def __init__(self, panels: Panels, sessions: Sessions) -> None:
         self._bridge, self._panels, self._docks = panels.bridge, panels, panels.docks
@@ -365,16 +364,30 @@ class OpenedResults:
         view.again_asked.connect(lambda results: self.open(results.path))
 
     def ask(self) -> None:
-        """Let the user choose a file."""
+        """Let the user choose a file, and open it."""
         asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
-        path = ask_file(*asked)
-        if path is not None:
+        if (path := ask_file(*asked)) is not None:
             self.open(path)
 
     def open(self, path: Path) -> None:
         """Read a result file, or the one in a folder, and show it."""
         self._panels.banners.clear()
         self._bridge.ask(ReadResults(path), self._show)
+
+    def ask_sweep(self) -> None:
+        """Let the user choose what is swept, without blocking the window."""
+        dialog = SweepDialog(self._bridge, self._panels.run_panel, self._settings, self._window)
+        dialog.chosen.connect(lambda job: self._bridge.ask(job, self._show_sweep))
+        dialog.show()
+
+    def _show_sweep(self, job: RunSweep) -> None:
+        path, total = job.plan.path, len(job.plan.jobs)
+        if job.n_done:
+            self.open(path.parent)
+        if job.n_done < total:
+            again = f"`draftscope sweep {path} --out {path.parent}` continues it."
+            said = f"The sweep ended after {job.n_done} of {total} jobs."
+            self._panels.banners.add("info", said, again)
 
     def _show(self, job: ReadResults) -> None:
         if job.found is not None:
@@ -384,7 +397,7 @@ class OpenedResults:
             self._docks.reveal("conform")
             if not self._panels.conform.show_all(*job.checked):
                 self._panels.banners.add(
-                    "info", "Kernel checks are being played.", "Stop them, then open the file."
+                    "info", "Kernel checks are running.", "Stop them, then open the file."
                 )
 
     def _open_trace(self, row: int) -> None:
@@ -395,7 +408,7 @@ class OpenedResults:
         if folder is not None:
             self._sessions.open(folder)
         elif error := results.error(row):
-            self._panels.banners.add("info", f"Job {name} left no trace: {error}")
+            self._panels.banners.add("info", f"Job {name} has no trace: {error}")
         else:
             where = results.path.parent
             self._panels.banners.add("info", f"The trace of job {name} is not in {where}.")
@@ -408,32 +421,44 @@ _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 def what_is(data: QMimeData) -> tuple[list[Path], ...] | str | None:
     """What a drop contains, None for nothing and for URLs, which are not fetched: a text, or
     models, the largest (the target) first and a split one by its first part; results of a sweep;
-    and traces by folder. Anything else is passed to the reader of other engines' files, which
-    reports errors."""
+    traces by folder; and folders of several models. Anything else is passed to the reader of other
+    engines' files, which reports errors."""
     paths = [Path(url.toLocalFile()) for url in data.urls() if url.isLocalFile()]
     if not paths and data.hasUrls():
         return None
     if not paths:
         return text if (text := data.text()).strip() else None
-    models, results, traces = (list[Path]() for _ in range(3))
+    models, results, traces, folders = (list[Path]() for _ in range(4))
     for path in paths[:_MOST_LOOKED_AT]:
-        if path.suffix.lower() == ".gguf" and os.path.isfile(path):
-            first = path.with_name(_PART.sub("-00001", path.name))
-            models.append(first if os.path.isfile(first) else path)
-        elif (file := find_results(path)) is not None:
+        if (file := find_results(path)) is not None:
             results.append(file)
+        elif (trace := find_trace(path)) is None and (inside := _models(path)):
+            if len(inside) == 1:
+                models += inside
+            else:
+                folders.append(path)
         else:
-            traces.append(find_trace(path) or path)
+            traces.append(trace or path)
     models.sort(key=lambda path: path.stat().st_size, reverse=True)
-    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces))
+    return tuple(list(dict.fromkeys(some)) for some in (models, results, traces, folders))
+
+
+def _models(path: Path) -> list[Path]:
+    """The model that a file is, or those in a folder."""
+    found = [path]
+    with suppress(OSError):
+        found = sorted(path.iterdir()) if path.is_dir() else found
+    found = [one for one in found if one.suffix.lower() == ".gguf" and os.path.isfile(one)]
+    firsts = ((one, one.with_name(_PART.sub("-00001", one.name))) for one in found)
+    return list(dict.fromkeys(first if os.path.isfile(first) else one for one, first in firsts))
 
 
 def _in_words(found: tuple[list[Path], ...] | str) -> str:
     if isinstance(found, str):
         return "the text"
-    *others, traces = ([path.name for path in some] for some in found)
+    *others, traces, folders = ([path.name for path in some] for some in found)
     names = [*chain(*others), *(traces if len(traces) < 2 else [f"{len(traces)} traces"])]
-    return " and ".join(names)
+    return " and ".join(names or [f"one of the models in {folders[0]}"])
 
 
 class DropTarget(QObject):

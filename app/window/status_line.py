@@ -15,23 +15,23 @@ from engine.analysis.run_cost import PlainRatio
 from engine.plain_text import size_text
 
 _CHIPS = {
-    "acceptance": ("acceptance", "0.888", "Accepted of all drafted tokens"),
+    "acceptance": ("acceptance", "0.888", "Accepted / drafted tokens"),
     "tokens_per_step": (
         "tokens/round",
         "8.88",
-        "Mean acceptance length: tokens from one verification, the target's own included",
+        "Mean acceptance length: tokens per verification, including the target's own",
     ),
     "tokens_per_second": (
         "tok/s",
         "8888",
-        "Generated tokens per second, without the prompt; lanes share their drafts and have none",
+        "Generated tokens per second, without the prompt; none for lanes, which share drafts",
     ),
     "vs_plain": (
         "vs plain",
         "8.88 to 8.88×",
-        "Speed as a multiple of plain decoding's: the lowest and the highest of several pairs",
+        "Speed relative to plain decoding: lowest and highest of several pairs of runs",
     ),
-    "path": ("rollback", "checkpoint", "How the last rejected tokens were undone"),
+    "path": ("rollback", "checkpoint", "How the last rejected tokens were rolled back"),
 }
 _STEPS = 1000
 _LEAST_BYTES = 1 << 16
@@ -48,8 +48,8 @@ class StatusLine(QStatusBar):
     def __init__(self) -> None:
         super().__init__()
         self.texts = {"waiting": "", "going": "", "model": ""}
-        """What is awaited; the run's progress, or the lane on show; the model with the engine's
-        state."""
+        """What is awaited; the run's progress, or how a fork was rebuilt; the model with the
+        engine's state."""
         self._model = _ElidedLine()
         self.phase = made(QLabel, textFormat=Qt.TextFormat.PlainText)
         self._bar = QProgressBar()

@@ -49,11 +49,11 @@ class WhyNotStrip(QFrame):
         self._icon = QLabel()
         self.text = ClampedLabel("")
         self.text.clamp(_MOST_LINES)
-        where = "Go to the round where it happened first"
+        where = "Go to the first round with it"
         self.show_button = flat_button("Show", where, clicked=self._go)
         self.next_button = flat_button("", "Show the next reason", accessibleName="Next reason")
         self.next_button.clicked.connect(lambda: self._show(self._at + 1))
-        until, called = "Hide this line until there is another reason", "Dismiss the reasons"
+        until, called = "Hide until there is another reason", "Dismiss the reasons"
         self.close_button = flat_button("", until, accessibleName=called, clicked=self._dismiss)
         row = hbox(self._icon, (self.text, 1), of=self, margins=(10, 1, 4, 1), spacing=6)
         for button in (self.show_button, self.next_button, self.close_button):
@@ -171,7 +171,7 @@ def _invalid(run: RunFacts) -> list[WhyNotReason]:
             WhyNotReason(
                 "synthetic",
                 "warning",
-                "Synthetic acceptance: chance accepts the drafts, output invalid.",
+                "Synthetic acceptance: drafts are accepted at random, the output is invalid.",
             )
         )
     faults = run.options.faults if run.options else ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QMimeData, Qt
+from PySide6.QtCore import QMimeData, Qt, QTimer
 from PySide6.QtGui import QAction, QCloseEvent, QGuiApplication, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QMenuBar
 
@@ -139,7 +139,7 @@ class MainWindow(QMainWindow):
     def show_unexpected(self, summary: str) -> None:
         self.banners.add(
             "error",
-            f"Something unexpected happened: {summary}.",
+            f"Unexpected error: {summary}.",
             "The log has the details.",
             ("Copy report", self.actions_by_id["help.copy_report"].trigger),
         )
@@ -147,9 +147,9 @@ class MainWindow(QMainWindow):
     def show_crash(self, trace: str) -> None:
         self.banners.add(
             "warning",
-            "Draftscope ended abnormally the last time.",
+            "Draftscope crashed the last time.",
             "",
-            ("Copy what it left", lambda: QGuiApplication.clipboard().setText(trace)),
+            ("Copy the crash report", lambda: QGuiApplication.clipboard().setText(trace)),
         )
 
     # -- building --------------------------------------------------------------------------
@@ -218,6 +218,7 @@ class MainWindow(QMainWindow):
         handlers["run.again"] = self._shown(self.library.again)
         handlers["run.check_rollback"] = self._check_rollback
         handlers["run.drafter_diff"] = self.run_pairs.diff_drafters
+        handlers["run.sweep"] = self.opened_results.ask_sweep
         handlers["run.measure_plain"] = self.run_ends.measure_plain
         self.actions_by_id.on(handlers | control.handlers() | self.copies.handlers())
 
@@ -393,16 +394,18 @@ class MainWindow(QMainWindow):
         """Open what was dropped or copied."""
         found = what_is(data)
         if found is None:
-            self.banners.add("warning", "Nothing was copied that can be opened.", _TO_PASTE)
+            self.banners.add("warning", "The clipboard has nothing that can be opened.", _TO_PASTE)
             return
         if isinstance(found, str):
             self.sessions.open_text(found)
             return
-        models, results, traces = found
+        models, results, traces, folders = found
         if models:
             self.open_model(*models, traces=traces)
         elif traces:
             self.sessions.open(*traces)
+        elif folders:  # later: the drag's source waits for the end of the drop
+            QTimer.singleShot(0, self, lambda: self.control.ask_target(folders[0]))
         for path in results:
             self.opened_results.open(path)
 
@@ -447,7 +450,7 @@ class MainWindow(QMainWindow):
         event.accept()
 
 
-_NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a run on show")
+_NEED_RUN = tuple(spec.id for spec in SPECS if spec.needs == "a shown run")
 _A_MODEL = "a model that is loaded and idle"
 _READING_MS = 6_000
 """How long a sentence stays in the status bar."""

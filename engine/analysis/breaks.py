@@ -55,8 +55,8 @@ class BreakRule:
         kind = next((kind for kind in KINDS if line.lower().startswith(kind)), "")
         if not kind:
             raise OptionError(
-                f"Break rule {line!r} begins with no known condition.",
-                f"Begin with one of {', '.join(KINDS)}.",
+                f"Break rule {line!r} does not start with a known condition.",
+                f"Start it with one of {', '.join(KINDS)}.",
             )
         example = EXAMPLES[KINDS.index(kind)]
         found = _FORMS[kind].fullmatch(line.lower())
@@ -89,7 +89,7 @@ class BreakRule:
 
     def _check(self, line: str) -> None:
         if self.kind == "depth" and self.value < 1:
-            raise OptionError(f"Break rule {line!r} holds in every round.", "Use a depth from 1.")
+            raise OptionError(f"Break rule {line!r} stops at every round.", "Use a depth from 1.")
         if self.kind == "path" and self.name not in ROLLBACK_PATHS:
             raise OptionError(
                 f"Break rule {line!r} names no rollback path.",
@@ -98,7 +98,7 @@ class BreakRule:
         if self.kind == "acceptance":
             if not 1 <= self.steps <= MOST_STEPS:
                 raise OptionError(
-                    f"Break rule {line!r} looks at {self.steps} steps.", f"Use 1 to {MOST_STEPS}."
+                    f"Break rule {line!r} has {self.steps} steps.", f"Use 1 to {MOST_STEPS}."
                 )
             if not 0.0 < self.value <= 1.0:
                 raise OptionError(

@@ -244,11 +244,11 @@ def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 LEAVES = (2, 4, 8)
 ASSUMPTIONS = (
-    "the chain and next to it single candidates, at the same places in every step",
-    "the places that would have helped most in this run",
-    "nothing is drafted after such a candidate",
-    f"candidates beyond the first {N_TOP} are not recorded and count as missed",
-    "every branch of a recurrent layer keeps a state of its own, which costs nothing here",
+    "the chain and single alternatives to its tokens, at the same positions in every step",
+    "the positions that would have helped most in this run",
+    "nothing is drafted after such an alternative",
+    f"only the first {N_TOP} candidates are recorded; others count as misses",
+    "every branch of a recurrent layer needs its own state, whose cost is not included here",
 )
 
 
@@ -335,7 +335,7 @@ class DraftQuality:
 
     @classmethod
     def of(cls, drafts: JudgedDrafts, steps: np.ndarray) -> DraftQuality:
-        """Of some steps, bool [s]."""
+        """Figures of the chosen steps, bool [s]."""
         mine = steps[drafts.step] & drafts.is_judged
         rejected = steps[drafts.rejected_step]
         rank, index = drafts.rank[rejected], drafts.rejected_index[rejected]
@@ -378,7 +378,7 @@ class DraftQuality:
 
     @property
     def survival(self) -> Survival:
-        """How far the drafts come."""
+        """How many drafts survive to each index."""
         drafted, accepted = np.nonzero(self.counts)
         return Survival.of(drafted, accepted, self.counts[drafted, accepted])
 
@@ -401,7 +401,7 @@ class DraftQuality:
 
 
 def by_drafter(drafts: JudgedDrafts) -> dict[int, DraftQuality]:
-    """Of each drafter by itself, by its code in the store's texts."""
+    """Figures of each drafter, by its code in the store's texts."""
     return {
         int(code): DraftQuality.of(drafts, drafts.drafter == code)
         for code in np.unique(drafts.drafter)

@@ -44,8 +44,8 @@ COST_HEADS = (
     "held",
 )
 COST_NOTE = (
-    "ms/round and its phases: means after the prompt, the shared draft included; replayed: tokens "
-    "decoded again; moved: state copied, restored and saved"
+    "ms/round and its phases: means after the prompt, including the shared draft; replayed: "
+    "tokens decoded again; moved: state copied, restored and saved"
 )
 _LEAST_ROUNDS = 2 * N_PARTS
 _OUTLIER = 3.0
@@ -258,11 +258,11 @@ def cost_sentence(costs: Sequence[RunCost], run_id: int) -> str:
     if found is None:
         return ""
     if not found.is_shown:
-        words = f"No difference shown between the times of {slow.name} and {fast.name}: "
+        words = f"No significant difference between the times of {slow.name} and {fast.name}: "
         words += f"{found.spread}"
     else:
         words = f"{slow.name}: {found.ratio:.2f} times the time of {fast.name} here "
-        words += f"({found.spread}), {three_digits(found.more_ms)} ms a round more"
+        words += f"({found.spread}), {three_digits(found.more_ms)} ms per round more"
     if found.n_left_out:  # the means shown include those and may disagree
         means = " and ".join(three_digits(cost.per_round() or 0.0) for cost in (slow, fast))
         words += f"; means of all rounds: {means} ms"
@@ -343,7 +343,7 @@ class PlainRatio:
         """The verdict; none within the spread."""
         if self.is_shown:
             return f"{self.range_text} plain decoding in {self.n} pairs"
-        return f"no difference to plain decoding shown ({self.range_text} in {self.n} pairs)"
+        return f"no clear difference from plain decoding ({self.range_text} in {self.n} pairs)"
 
 
 def sign_test(wins: int, n: int) -> float:

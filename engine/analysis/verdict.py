@@ -85,7 +85,7 @@ class LaneFork:
     explained: bool = True
 
 
-IDLE_FAULT = "its fault never took effect; longer drafts, or other texts, may let it"
+IDLE_FAULT = "its fault never had an effect; try longer drafts or other texts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 AHEAD, BEHIND, KEPT, SHIFTED = "ahead", "behind", "rejected-kept", "shifted"
+TAKEN_BACK = "tokens that were rejected right before"
 LAYERS, OTHER, DIFFERS = "wrong-layers", "other-text", "differs"
 """Kinds of a wrong drafter state; DIFFERS: no hypothesis reproduces the recorded drafts."""
 
@@ -26,7 +27,8 @@ class Deviation:
     undecoded: the last token of a fully accepted draft is missing. place, step: the newest and the
     drafted entries, or only these, are moved by this many positions; stride: distance of drafted
     positions. off: drafted entries are moved by the number of previous "rounds", or of their
-    "drafted tokens" or "rejected tokens". newest: distance of its token, token: its id, guessed:
+    "drafted tokens" or "rejected tokens", or by the TAKEN_BACK; the newest one place times as far.
+    newest: distance of its token, token: its id, guessed:
     the "rejected" or the "last" one of the previous draft, if that was rejected; takes_back: its
     entry is replaced later. steady: all drafted tokens are paired with one row. drift: positions by
     which entries move in each round; restarts: positions of each round begin at 0. lacks: positions
@@ -95,11 +97,11 @@ class Deviation:
 
 CLEAN = Deviation(JUDGED, "")
 DEVIATIONS = (
-    Deviation(AHEAD, "one drafted token counts as the text's", n_kept=1, counts=True),
-    Deviation(AHEAD, "two drafted tokens count as the text's", n_kept=2, counts=True),
-    Deviation(AHEAD, "the last token of a draft counts as decoded, and is not", undecoded=True),
+    Deviation(AHEAD, "one drafted token is treated as part of the text", n_kept=1, counts=True),
+    Deviation(AHEAD, "two drafted tokens are treated as part of the text", n_kept=2, counts=True),
+    Deviation(AHEAD, "the last token of a draft is treated as decoded, but is not", undecoded=True),
     Deviation(AHEAD, "the first token that it has to decode in each round is missing", skips=True),
-    Deviation(AHEAD, "the same, and the others are in its place", skips=True, closes=True),
+    Deviation(AHEAD, "the same, and the others replace it", skips=True, closes=True),
     Deviation(AHEAD, "positions in its memory run ahead by one in each round", drift=1),
     Deviation(AHEAD, "drafts are made one position too far", place=1, step=1),
     Deviation(AHEAD, "drafted tokens are decoded one position too far", step=1),
@@ -111,37 +113,37 @@ DEVIATIONS = (
     Deviation(AHEAD, "the newest token is decoded one position too far", place=1),
     Deviation(BEHIND, "drafts are made two positions too early", place=-2, step=-2),
     Deviation(BEHIND, "the newest token is decoded one position too early", place=-1),
-    Deviation(BEHIND, "positions in its memory go on by one too few in each round", drift=-1),
+    Deviation(BEHIND, "positions in its memory advance by one too few in each round", drift=-1),
     Deviation(BEHIND, "one token decoded in each round is missing", loses=True),
     Deviation(BEHIND, "one token is decoded twice in each round", again=True),
-    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1),
-    Deviation(BEHIND, "drafts go on from the token before the newest", newest=-1, takes_back=True),
+    Deviation(BEHIND, "drafts start from the token before the newest", newest=-1),
+    Deviation(BEHIND, "drafts start from the token before the newest", newest=-1, takes_back=True),
     Deviation(KEPT, "all drafted tokens stay in memory", n_kept=None),
     Deviation(KEPT, "one drafted token of each round stays in memory", n_kept=1),
-    Deviation(SHIFTED, "rows of one position before", row_shift=-1),
-    Deviation(SHIFTED, "rows of one position after", row_shift=1),
-    Deviation(SHIFTED, "rows of two positions before", row_shift=-2),
+    Deviation(SHIFTED, "rows of the previous position", row_shift=-1),
+    Deviation(SHIFTED, "rows of the next position", row_shift=1),
+    Deviation(SHIFTED, "rows of two positions earlier", row_shift=-2),
     Deviation(SHIFTED, "rows of two positions after", row_shift=2),
-    Deviation(SHIFTED, "rows of each batch, moved around by one", batch="rolled"),
+    Deviation(SHIFTED, "rows of each batch, rotated by one", batch="rolled"),
     Deviation(SHIFTED, "rows of each batch, in reverse order", batch="reversed"),
     Deviation(SHIFTED, "the last row of its batch for every token", batch="last"),
     Deviation(SHIFTED, "the first row of its batch for every token", batch="first"),
     Deviation(SHIFTED, "one and the same row for all drafted tokens", steady=True),
-    Deviation(SHIFTED, "tokens of one position before", token_shift=-1),
+    Deviation(SHIFTED, "tokens of the previous position", token_shift=-1),
     Deviation(SHIFTED, "tokens of one position after", token_shift=1),
     Deviation(SHIFTED, "tokens of one position after, since the prompt", round_shift=1),
 )
 OF_ENGINES = (
-    Deviation(KEPT, "accepted tokens keep entries of its own, not of the target's rows", own=True),
+    Deviation(KEPT, "accepted tokens keep its own entries, not the target's rows", own=True),
     Deviation(AHEAD, "the first token of each draft is dropped: one token ahead", drops=1),
-    Deviation(BEHIND, "drafts begin with the newest token again: one token late", drops=-1),
+    Deviation(BEHIND, "drafts start with the newest token again: one token late", drops=-1),
     Deviation(BEHIND, "its memory is emptied before every draft", forgets=True),
     Deviation(
         BEHIND, "its attention is emptied before every draft", forgets=True, only="attention"
     ),
-    Deviation(BEHIND, "a rollback removes the last accepted token, too", overcuts=True),
-    Deviation(BEHIND, "what a round decoded comes into its memory one round late", late=True),
-    Deviation(BEHIND, "first tokens are of the row before the newest, if that is new", early=True),
+    Deviation(BEHIND, "a rollback also removes the last accepted token", overcuts=True),
+    Deviation(BEHIND, "the tokens of a round get into its memory one round late", late=True),
+    Deviation(BEHIND, "first tokens are of the row before the newest, if new", early=True),
     *(
         Deviation(
             KEPT, f"a rollback leaves {what} in its {only}, nowhere else", n_kept=n, only=only
@@ -153,7 +155,7 @@ OF_ENGINES = (
     *(
         Deviation(
             KEPT,
-            f"drafts go on from the {which} token of the draft before, not from the target's own",
+            f"drafts continue from the {which} token of the last draft, not the target's own",
             guessed=which,
             takes_back=noticed,
         )
@@ -161,16 +163,17 @@ OF_ENGINES = (
         for noticed in (False, True)
     ),
     *(
-        Deviation(AHEAD, f"drafted tokens are decoded too far by one for each of its {n}", off=n)
-        for n in ("rejected tokens", "drafted tokens", "rounds")
+        Deviation(AHEAD, f"{what} too far by one for each of its {n}", off=n, place=place)
+        for place, what in enumerate(("drafted tokens are decoded", "drafts are made"))
+        for n in ("rejected tokens", "drafted tokens", "rounds", TAKEN_BACK)
     ),
     *(
-        replace(one, about=f"{one.about}, but for the newest", spares=True)
+        replace(one, about=f"{one.about}, except for the newest", spares=True)
         for one in DEVIATIONS
         if one.token_shift or one.row_shift
     ),
     Deviation(SHIFTED, "rows of each batch one position late, the first one again", batch="late"),
-    Deviation(BEHIND, "positions of what a pass writes begin at 0 again", restarts=True),
-    Deviation(BEHIND, "it has not seen what was decoded after the prompt", frozen=True),
+    Deviation(BEHIND, "positions written by a pass start at 0 again", restarts=True),
+    Deviation(BEHIND, "it has not seen the tokens decoded after the prompt", frozen=True),
 )
 """The deviations above, and those possible in other engines."""

@@ -60,10 +60,10 @@ _LAYERS = Deviation(LAYERS, "rows of its layers in another order")
 _OTHERS = tuple(
     Deviation(OTHER, about, other=how)
     for how, about in (
-        ("instead", "its text is in the place of the beginning"),
+        ("instead", "its text replaces the start"),
         ("before", "its text comes before this one"),
-        ("gap", "positions go on from those of its text"),
-        ("beside", "its text is in the same positions"),
+        ("gap", "positions continue from those of its text"),
+        ("beside", "its text is at the same positions"),
         ("rows", "tokens are paired with its rows"),
     )
 )
@@ -149,9 +149,9 @@ class _DrafterAudit:
         sampled = _sampled(text.drafts, n)
         distances = self._from_the_text(text, sampled)
         wrong = [d for d in sampled if distances[d.round] > self._tolerance]
-        about = f"{len(sampled)} of {len(text.drafts)} drafts made again"
+        about = f"{len(sampled)} of {len(text.drafts)} drafts computed again"
         if wrong and self._recorded.is_named(self._drafter, text.seq_id):
-            why = "the drafter's own checks have found what is wrong"
+            why = "the drafter's own checks found the cause"
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
         if wrong and (why := self._not_judged(text, wrong[0])):
             return DraftAudit(text.seq_id, None, self._drafter, NOT_JUDGED, f"{why}; {about}")
@@ -164,7 +164,7 @@ class _DrafterAudit:
             if wrong[0] in differ and not self._is_tipped(differ, window):
                 return self._wrong(text, differ[0], wrong, len(sampled), window, clean)
         most = max(distances.values(), default=0.0)
-        about += f"; the shares of their best tokens differ by {most:.1e} at most"
+        about += f"; the probabilities of their best tokens differ by at most {most:.1e}"
         return DraftAudit(text.seq_id, None, self._drafter, JUDGED, about)
 
     def _is_tipped(self, differ: Sequence[RecordedDraft], window: Sequence[RecordedDraft]) -> bool:
@@ -186,8 +186,8 @@ class _DrafterAudit:
         if deviation.what == DIFFERS:  # the whole text; its beginning may be clear
             start = window[: window.index(first) + 1]
             deviation = self._cause(text, start, self._tolerance)
-        amount = f"{clean[first.round]:.2g} of the shares of the best tokens"
-        differ = f"{len(wrong)} of {n_sampled} drafts made again differ"
+        amount = f"{clean[first.round]:.2g} in the probabilities of the best tokens"
+        differ = f"{len(wrong)} of {n_sampled} recomputed drafts differ"
         cost = "" if self._draws else self._cost(text, wrong[:_MOST_COUNTED])
         evidence = deviation.about, f"{differ}, by {amount} in round {first.round}", cost
         said = "; ".join(filter(None, evidence))

@@ -80,8 +80,8 @@ class Showing:
 SHOWINGS = (
     Showing(KEPT, "it learned rejected tokens", rejected=True),
     Showing(BEHIND, "it misses the newest token of each round", n_lost=1),
-    Showing(BEHIND, "it goes on from the token before the newest", stale=True),
-    Showing(OTHER, "it has the text of the sequence before in its slot", forgets=False),
+    Showing(BEHIND, "it continues from the token before the newest", stale=True),
+    Showing(OTHER, "it has the text of the slot's previous sequence", forgets=False),
 )
 
 
@@ -113,7 +113,7 @@ def audit_lookups(
     foreign = _foreign(rounds, options, texts)
     found = []
     for key in {**foreign, **wrong}:
-        about = "new drafters that are shown the text draft otherwise"
+        about = "new drafters given the same text draft other tokens"
         number, what, about = foreign.get(key, (wrong.get(key, 0), DIFFERS, about))
         if key in wrong:
             fits = (showing for showing in SHOWINGS if key not in shown(showing))
@@ -288,10 +288,10 @@ def _foreign(
                 if not follows:
                     what, about = DIFFERS, f"{ngram} has not occurred in the text"
                     if drafts.find_last(ngram[-2:], 0, len(drafts)) >= 0:
-                        what, about = KEPT, f"{ngram[-2:]} is only in tokens that were drafted"
+                        what, about = KEPT, f"{ngram[-2:]} is only in drafted tokens"
                     for seq in (seq for seq in known if seq != part.seq):
                         if known[seq].find_last(ngram, 0, len(known[seq])) >= 0:
-                            what, about = OTHER, f"{ngram} is in the text of sequence {seq} alone"
+                            what, about = OTHER, f"{ngram} is only in the text of sequence {seq}"
                     found[key] = number, what, about
                     break
             drafts.write(len(drafts), [text[part.pos0], *part.tokens])

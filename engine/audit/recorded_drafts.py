@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.audit.deviations import CLEAN, Deviation
+from engine.audit.deviations import CLEAN, TAKEN_BACK, Deviation
 from engine.audit.draft_models import Candidates, DraftModel, Entries
 from engine.trace.records import EMITTED_KINDS, MISSING
 from engine.trace.run_ref import RunColumns
@@ -179,9 +179,9 @@ def _tops(ids: np.ndarray, shares: np.ndarray) -> list[dict[int, float]]:
 
 
 OUTCOMES = {
-    "none": "a draft of which nothing was accepted",
-    "partial": "a draft that was accepted in part",
-    "full": "a draft that was accepted whole",
+    "none": "a draft without accepted tokens",
+    "partial": "a partly accepted draft",
+    "full": "a fully accepted draft",
     "rejected": "a rejection",
 }
 """Outcomes of a draft."""
@@ -350,7 +350,8 @@ class Redrafts:
         newest = (moved if model.has_newest else entries).part(len(places) - 1, len(places))
         if how.spares:
             newest = self._text.entries(model, [end], CLEAN, draft.pos0)
-        newest = newest.moved(how.place)
+        off = self._n_before(draft, how.off) if how.off else 1
+        newest = newest.moved(how.place * off)
         if (token := self._goes_on_from(draft, how)) is not None:
             newest = newest._replace(tokens=[token])
         if draft.round in self._left:
@@ -362,7 +363,7 @@ class Redrafts:
             if n < n_whole and one.pos0 < draft.pos0:
                 model.lose(one.pos0 - model.ahead + n, one.pos0 - model.ahead + n - 1)
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
-        first += self._n_before(draft, how.off) if how.off else 0
+        first += off * bool(how.off)
         in_place |= bool(then.n_kept) and model.can_cut
         in_place |= how.place < 0 and not model.has_newest  # rows before pos0 are not removed
         tokens = list(draft.tokens)
@@ -403,16 +404,23 @@ class Redrafts:
 
     def _n_before(self, draft: RecordedDraft, of: str) -> int:
         """See Deviation.off."""
+        if of == TAKEN_BACK:
+            last = self._last(draft)
+            return last.n_drafted - last.n_accepted if last else 0
         before = [one for one in self._text.drafts if one.pos0 < draft.pos0]
         n_kept = sum(one.n_accepted for one in before) * (of == "rejected tokens")
         return len(before) if of == "rounds" else sum(one.n_drafted for one in before) - n_kept
 
+    def _last(self, draft: RecordedDraft) -> RecordedDraft | None:
+        """The draft of the round right before."""
+        last = self._before.get(draft.round)
+        return last if last and draft.pos0 == last.pos0 + last.n_accepted + 1 else None
+
     def _goes_on_from(self, draft: RecordedDraft, how: Deviation) -> int | None:
         """The token in place of the newest one; None for the newest one."""
-        last = self._before.get(draft.round)
-        if how.guessed and last is not None and last.n_accepted < len(last.tokens):
-            at = last.n_accepted if how.guessed == "rejected" else -1
-            return last.tokens[at] if draft.pos0 == last.pos0 + last.n_accepted + 1 else None
+        last = self._last(draft)
+        if how.guessed and last and last.n_accepted < len(last.tokens):
+            return last.tokens[last.n_accepted if how.guessed == "rejected" else -1]
         return self._text.tokens[draft.pos0 + how.newest] if how.newest else how.token
 
     def _other_text(self) -> int:

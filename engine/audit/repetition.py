@@ -73,7 +73,7 @@ class Repetition(RoundObserver):
                     break
             run.stop()
             if self._has_parted:
-                self.not_judged.append("Repeated, the run took another course.")
+                self.not_judged.append("Repeating the run gave other rounds.")
         for seq_id, plain in self._plain.items():
             for row in self._rows.get(seq_id, []):
                 if row.round > last:

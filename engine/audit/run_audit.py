@@ -70,7 +70,7 @@ def why_not_by_default(prompts: Sequence[Prompt], options: RunOptions) -> str:
         return "it has no limit of tokens"
     if n_read + n_written > SHORT_RUN:
         return f"it may have more than {SHORT_RUN:,} tokens"
-    return "its prompt is longer than its text may become" if n_read > n_written else ""
+    return "its prompt is longer than the text that it may generate" if n_read > n_written else ""
 
 
 def note_why_not(facts: dict[str, Any], prompts: Sequence[Prompt], options: RunOptions) -> None:

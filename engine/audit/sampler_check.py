@@ -184,12 +184,12 @@ class SamplerCheck:
                 return f"row {other} of the batch instead of row {at}"
         if drawn([*seen, *drafted], at, at) == token:
             return "the whole draft in the penalties' window, or in the grammar"
-        for used, words in ((at + 1, "a random number too late"), (at - 1, "too early a one")):
+        for used, words in ((at + 1, "a random number too late"), (at - 1, "one too early")):
             if used >= 0 and drawn(seen, at, used) == token:
                 return words
         if is_drafted and int(logits[at].argmax()) == token:
-            return "the drafted token, which is the most probable one, without a draw"
-        return "the drafted token, whatever was drawn" if is_drafted else ""
+            return "the drafted token, the most probable one, without sampling"
+        return "the drafted token, whatever token was sampled" if is_drafted else ""
 
     def _about_rejection(
         self, before: Sampler, draft: Draft, logits: Tensor, tokens: Sequence[int], at: int
@@ -206,9 +206,9 @@ class SamplerCheck:
             best = " which is the most probable one," if int(logits[at].argmax()) == token else ""
             return f"the drafted token,{best} kept where p / q rejects it"
         if at < len(draft.tokens) and p.at(numbers[1]) == token:
-            return "a draw from p instead of the positive part of p - q"
+            return "a token sampled from p instead of the positive part of p - q"
         if p.at(numbers[0]) == token:
-            return "a draw from p, without the rule"
+            return "a token sampled from p, without the rule"
         for other in range(len(logits)):
             if other != at and sampler.rows(logits)(other).at(numbers[0]) == token:
                 return f"row {other} of the batch instead of row {at}"

@@ -108,7 +108,7 @@ class LaneSpec:
         if kind not in _KEYS or (kind in (NOISE, REFERENCE) and not settings):
             raise OptionError(
                 f"Lane {text!r}: {first!r} is not a rollback policy.",
-                f"Begin with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
+                f"Start with one of {', '.join(ROLLBACK_POLICIES)}, or use {LLAMA}.",
             )
         changes = dict(_PLAIN)
         if kind == POLICY:
@@ -139,8 +139,8 @@ class LaneSpec:
             )
         if changes.get("replay") == "verify" and "free" not in own:
             raise OptionError(
-                f"Lane {text!r}: replay=verify chooses tokens of its own.",
-                "Lanes are led by the reference lane's tokens: use replay=trust, or add free.",
+                f"Lane {text!r}: replay=verify samples its own tokens.",
+                "Lanes use the reference lane's tokens: use replay=trust, or add free.",
             )
         if own.get("compute", LANE_MODES[0]) not in LANE_MODES:
             raise OptionError(
@@ -200,11 +200,12 @@ def _llama_lane(text: str, settings: Sequence[str]) -> LaneSpec:
     for key, value in numbers.items():
         if not (value.isascii() and value.isdigit() and 0 < int(value) < 1000):
             raise OptionError(
-                f"Lane {text!r}: {key} {value!r} is not a whole number from 1.", "Give a number."
+                f"Lane {text!r}: {key} {value!r} is not a whole number of 1 or more.",
+                "Give a number.",
             )
     if given.get("undo", "batch") != "batch":
         raise OptionError(
-            f"Lane {text!r}: undo {given['undo']!r} is unknown.", "Write undo=batch, or leave it."
+            f"Lane {text!r}: undo {given['undo']!r} is unknown.", "Use undo=batch, or none."
         )
     llama = LlamaRollback(
         by, "device" in given, int(numbers.get("step", 0)), "undo" in given, "show-planes" in given

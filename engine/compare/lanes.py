@@ -205,7 +205,7 @@ def with_mode_lanes(specs: Sequence[LaneSpec], common: LaneMode) -> list[LaneSpe
                 if not like(made, kind, mode):
                     made.append((like(specs, kind, mode) or [mode.lane(kind, common)])[0])
         elif spec.kind == REFERENCE:
-            raise OptionError(f"Lane {spec.name!r} is what the reference lane is.", "Leave it out.")
+            raise OptionError(f"Lane {spec.name!r} equals the reference lane.", "Leave it out.")
         n_ubatch = spec.changes.get("n_ubatch")
         noises = like([*made, *specs], NOISE, mode)
         if (

@@ -218,7 +218,7 @@ class LlamaApi:
             if all(getattr(values, field) == value for field, value in defaults.items()):
                 return kind
         found = "" if written is None else f" ({written} bytes; known are {' and '.join(tried)})"
-        raise OSError(f"it gives parameters of an unknown layout from {name}{found}")
+        raise OSError(f"{name} returns parameters with an unknown layout{found}")
 
     def _n_written(self, name: str) -> int | None:
         """Bytes up to the last one written by a function that returns a structure. None where the

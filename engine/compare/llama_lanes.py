@@ -124,8 +124,8 @@ class LlamaRollbackLane(_JudgedByPlain):
             )
         if self._way.shows_planes and setup.n_seqs > 1:
             raise OptionError(
-                f"Lane {spec.name!r} reads the planes of one sequence alone.",
-                "Give one prompt, or leave show-planes out.",
+                f"Lane {spec.name!r} can read the planes of only one sequence.",
+                "Give one prompt, or leave out show-planes.",
             )
         super().__init__(setup if by_planes else replace(setup, n_rs_seq=0), plain)
         self.facts.lane_kind = POLICY
@@ -136,9 +136,9 @@ class LlamaRollbackLane(_JudgedByPlain):
         if by_planes and self.layout and not n_rs_seq:
             self.facts.lane_error = str(
                 RollbackRefusedError(
-                    f"Lane {spec.name!r} keeps no snapshot planes (n_rs_seq is 0): none of the "
+                    f"Lane {spec.name!r} has no snapshot planes (n_rs_seq is 0): none of the "
                     "run's drafters has a model.",
-                    "Write how many, as in llama.cpp,rollback=planes,n_rs_seq=3.",
+                    "Set n_rs_seq, for example llama.cpp,rollback=planes,n_rs_seq=3.",
                 )
             )
         elif by_planes and self.layout and not self.n_rs_seq:

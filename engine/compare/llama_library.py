@@ -129,7 +129,7 @@ def _installed(packages: list[str]) -> LlamaBuild:
         spec = find_spec(name)
         for folder in (spec.submodule_search_locations or []) if spec else []:
             return find_build(Path(folder) / _PACKAGES[name])
-    raise OptionError(f"There is no package {' or '.join(packages)} here.", f"{INSTALL}.")
+    raise OptionError(f"The package {' or '.join(packages)} is not installed.", f"{INSTALL}.")
 
 
 def _headers(library: Path, named: Path) -> tuple[Path, ...]:
@@ -218,7 +218,7 @@ def _compiled(build: LlamaBuild, compiler: str) -> Path:
             why = (lines or failed.splitlines() or ["no reason given"])[0].rpartition("/")[2]
             raise PeerLibraryError(
                 f"The driver does not compile against {build.headers[0]}: {why[:_LONGEST]}.",
-                "Name a build whose headers and library are of one version.",
+                "Name a build whose headers and library have the same version.",
             )
         os.replace(f"{made}/driver", driver)
     return driver

@@ -44,7 +44,7 @@ class LlamaScriptContext(MemoryContext):
         if n_rs_seq and not found:
             raise RollbackRefusedError(
                 "llama.cpp has no snapshot planes for this architecture (n_rs_seq is 0).",
-                "Play scripts under checkpoint.",
+                "Run scripts with --rollback checkpoint.",
             )
 
     def decode(self, batch: Mapping[int, Sequence[int]]) -> Mapping[int, torch.Tensor]:
@@ -134,7 +134,7 @@ class LlamaScriptEngine(MemoryEngine):
         }
         if wrong := [name for name, is_asked in asked.items() if is_asked]:
             raise OptionError(
-                f"Context {spec.name} asks for {wrong[0]}, which llama.cpp cannot be asked for.",
-                f"Play the script with this engine, or under {' or '.join(LLAMA_POLICIES)}.",
+                f"Context {spec.name} sets {wrong[0]}, which llama.cpp does not support.",
+                f"Run the script with this engine, or with {' or '.join(LLAMA_POLICIES)}.",
             )
         return LlamaScriptContext(self, spec, policy)

@@ -259,7 +259,7 @@ class LlamaEngine(ABC):
             where = ", ".join(f"position {span.pos0} of sequence {span.seq}" for span in spans)
             raise ContextFullError(
                 f"llama.cpp could not decode {where} (status {status!r}).",
-                "Raise -c, or leave its lanes out.",
+                "Raise -c, or leave out its lanes.",
             )
         rows = np.frombuffer(_bytes(logits), "<f4")
         if rows.size != int(outputs.sum()) * self._n_vocab or (most_values and len(found) != 2):
@@ -281,16 +281,13 @@ class LlamaEngine(ABC):
         if error.kind == "model":
             return UnsupportedModelError(
                 f"llama.cpp cannot load {self._path.name}: {error}.",
-                "Leave its lanes out, or use a newer llama.cpp.",
+                "Leave out its lanes, or use a newer llama.cpp.",
             )
         if error.kind == "option":
             return OptionError(
-                f"llama.cpp refuses what it is asked for: {error}.",
-                "Use another build or other settings.",
+                f"llama.cpp refuses the request: {error}.", "Use another build or other settings."
             )
-        return PeerLibraryError(
-            f"llama.cpp failed: {error}.", "Look at what that build does there."
-        )
+        return PeerLibraryError(f"llama.cpp failed: {error}.", "Look at that place in the build.")
 
     def _wrong(self, name: str) -> PeerLibraryError:
         return PeerLibraryError(

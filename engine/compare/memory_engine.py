@@ -240,7 +240,7 @@ class SessionEngine(MemoryEngine):
                 "lane": REFERENCE,
                 "lane_kind": REFERENCE,
                 "lane_against": None,
-                "lane_about": "what the checks expect",
+                "lane_about": "the states that the checks expect",
                 "options": asdict(options),
                 "compute": session.compute,
                 "device": str(session.device),

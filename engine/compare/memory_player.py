@@ -333,8 +333,8 @@ class MemoryPlay:
             return False
         self.tipped.append(
             f"line {statement.line}, {statement.text}: {bound.measure} is {value:.1e}, and "
-            f"{clean:.1e} for the same batches without a rollback, from which it is "
-            f"{max(moved):.1e} apart: a tie, of experts say, that the width of a batch tips"
+            f"{clean:.1e} for the same batches without a rollback, a difference of "
+            f"{max(moved):.1e}: a near tie, for example of experts, decided by the batch width"
         )
         return True
 

@@ -35,7 +35,7 @@ from engine.options import MEMORY_FAULTS, ROLLBACK_POLICIES
 FORMAT = Path(__file__).with_name("memory_script.txt").read_text(encoding="utf-8").rstrip()
 
 _MOST_BYTES, _MOST_CONTEXTS, _MOST_TOKENS = 1 << 16, 32, 1 << 14
-_REMEDY = "Correct that line; `draftscope memory --help-all` describes the language."
+_REMEDY = "Correct that line; `draftscope memory --help-all` describes the syntax."
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 _ITEM = re.compile(r"([A-Za-z][\w-]*)(?:\[(-?\d*):(-?\d*)\])?(?:\+(\d+))?|(\d+)")
 _COMPARED = re.compile(r"([a-z_0-9]+)(<=|>=|=|<|>)(\S+)")
@@ -133,7 +133,7 @@ class _ScriptParser:
         if line.startswith("["):
             guard, closed, line = line[1:].partition("]")
             if not closed:
-                raise _Wrong("the list of policies in front has no end")
+                raise _Wrong("the list of policies has no closing bracket")
             every = guard.strip() == "all"
             guard = guard.replace(",", " ")
             models = frozenset(MODELS & set(guard.split())) or MODELS
@@ -146,7 +146,7 @@ class _ScriptParser:
         word, _, rest = line.strip().partition(" ")
         rest = rest.strip()
         if word in ("title", "about", "policies") and self._has_keys:
-            raise _Wrong(f"{word} is a key of the file, in front of the steps")
+            raise _Wrong(f"{word} is a key of the file, to be set before the steps")
         if word == "title":
             self.title = rest
         elif word == "about":
@@ -239,7 +239,7 @@ class _ScriptParser:
         if not cut:
             return tuple(replace(part, shift=part.shift + shift) for part in parts)
         if len(parts) > 1 or parts[0].is_pattern or not parts[0].start is parts[0].stop is None:
-            raise _Wrong(f"{name!r} is put together of parts, which cannot be cut again")
+            raise _Wrong(f"{name!r} is composed of parts and cannot be sliced")
         return (replace(parts[0], start=first, stop=last, shift=parts[0].shift + shift),)
 
     def _context(self, words: list[str]) -> ContextSpec:
@@ -268,7 +268,7 @@ class _ScriptParser:
                 raise _Wrong("each sequence is written as `0: tokens`")
             seq = _seq(context, number.split())
             if seq in batch:
-                raise _Wrong(f"sequence {seq} is there twice")
+                raise _Wrong(f"sequence {seq} is given twice")
             batch[seq] = self._expression(tokens)
             self._n_tokens += sum(part.n_most for part in batch[seq])
         if self._n_tokens > _MOST_TOKENS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -84,12 +84,13 @@ def _filled(cls: type[_T], table: dict[str, Any], path: Path, prefix: str) -> _T
         if key not in names:
             raise wrong(path, prefix + key, f"is unknown; known are {', '.join(names)}")
         values[key] = _value(hints[key], value, path, prefix + key)
+    has_none = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
+    if lacking := [name for name in has_none if name not in values]:
+        raise wrong(path, prefix.rstrip("."), f"has no {' and no '.join(lacking)}")
     try:
         return cls(**values)
     except OptionError as error:
         raise wrong(path, prefix.rstrip("."), f"is wrong: {error.message}") from error
-    except TypeError as error:  # a field without default
-        raise wrong(path, prefix.rstrip("."), f"is incomplete: {error}") from error
 
 
 def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
@@ -123,4 +124,4 @@ def _value(hint: Any, value: Any, path: Path, key: str) -> Any:
 def wrong(path: Path, key: str, what: str) -> OptionError:
     """The error for a key of a file, or for the file."""
     place = f"{path.name}: {key}" if key else path.name
-    return OptionError(f"Scenario {place} {what}.", "Correct the file.")
+    return OptionError(f"{place} {what}.", "Correct the file.")

@@ -1,18 +1,17 @@
-"""The recurrent states that llama.cpp hands out of a sequence, decoded.
+"""The recurrent states that llama.cpp exports of a sequence, decoded.
 
 `llama_state_seq_get_data_ext` with PARTIAL_ONLY writes, little endian and packed: magic, sequence,
-number of cells (0 or 1), position, 0, whether S is transposed (0), number of layers; then for each
-recurrent layer the type, bytes per row and row of R (its convolution window), of a layer with
-n-gram embeddings also bytes per row and row of their window, and after all layers the type, bytes
-per row and row of S (empty for a short convolution). Layers come in order without an index;
-attention layers are left out. A memory with rings (deepseek4) writes after magic and sequence a
+number of cells (0 or 1), position, 0, whether S is transposed (0), number of layers. Then for each
+recurrent layer: type, bytes per row and row of R (its convolution window), and for a layer with
+n-gram embeddings also bytes per row and row of their window. After all layers: type, bytes per row
+and row of S of each (empty for a short convolution). Layers come in order without an index;
+attention layers are omitted. A memory with rings (deepseek4) writes after magic and sequence: a
 magic of its own, version and mode; the cells of its window, stream by stream; and the rings `csa`,
-`hca` and `lid`, each a header and for every layer its number, values and scores, which come by
-position, as here. What is written is what the next batch would read: after a removal
-that is pending, the plane that it points to.
+`hca` and `lid`, each with a header and for every layer its number, values and scores, by position
+as here.
 
-A blob comes from a library that may be under work, so every size is checked against the blob and
-the layout before anything is made of it.
+The content is what the next batch would read: while a removal is pending, the plane that it points
+to. The library may be under development, so every size is checked before use.
 """
 
 from __future__ import annotations
@@ -206,6 +205,6 @@ def _floats(raw: bytes) -> Tensor:
 
 def _wrong(what: str) -> StateBlobError:
     return StateBlobError(
-        f"The state that llama.cpp saved {what}.",
+        f"The state saved by llama.cpp {what}.",
         "Use a build whose state format is that of llama.cpp 0c1e570.",
     )

@@ -206,8 +206,9 @@ class Situation:
 
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
         """Wrong mappings of the rows: cause, sentence, rows."""
-        named = formulas(self.shape, tokens), mistakes.of_other_heads(self.shape, tokens)
-        yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *named))
+        named = formulas, mistakes.of_other_heads, mistakes.of_other_channels
+        each = (of(self.shape, tokens) for of in named)
+        yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *each))
         yield from strides(self.shape, self.batch, self.first, tokens)
 
     def _of_rows(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:

@@ -264,7 +264,7 @@ class Player:
         the work that they have taken so far."""
         n = sum(rows.lengths) * (1 if self.shape.recurrence == "conv" else self.shape.n_heads)
         if Player.work + n * Player.work / max(1, Player.rows) > Player.most:
-            raise RuntimeError("the search for a cause has played as much as it may")
+            raise RuntimeError("the search for a cause reached its limit")
         before = loads[0]
         outputs = subject.verify(rows) if one.drafts else subject.decode(rows)
         Player.rows += n
@@ -340,8 +340,8 @@ class Player:
         if off and (found := exact.script("drift", rounds)):  # it is wrong without rounding, too
             return found
         detail = (
-            f"{error:.2g} of the state's size after {rounds} rounds; one rounding a row leaves "
-            f"{least:.2g}, plain decoding {plain:.2g}"
+            f"{error:.2g} of the state's size after {rounds} rounds; {least:.2g} with one "
+            f"rounding per row, {plain:.2g} in plain decoding"
         )
         return [player._fault("drift", "drift", detail, rounds, 0, -1, error)]
 

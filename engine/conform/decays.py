@@ -12,7 +12,7 @@ import torch
 
 from engine.conform.cases import Shape
 from engine.conform.fits import blocks_of
-from engine.conform.mistakes import formulas, heads_of, in_parts, of_other_heads
+from engine.conform.mistakes import formulas, heads_of, in_parts, of_other_channels, of_other_heads
 from engine.conform.reference import Row, Way, correction, linear, play, step, terms
 
 # Where a wrong decay is used: corrections, outputs, and kept states (alone: Log.decays)
@@ -22,6 +22,8 @@ _VIEWS = {
     "outputs and corrections": (0, 1),
     "outputs, corrections and states": (0, 1, 2),
 }
+_BETA_OF_BLOCK = "with the beta at their place in the block that wrote it"
+ALIKE = "; wrong-wrap looks the same"
 _BLOCK = 16  # rows per block of chunked kernels
 _MOST_ROWS = 4  # of which each may be wrong alone
 _MOST_FOLDED = 24  # any of which may be missing together, or repeated
@@ -46,6 +48,32 @@ def _without(right: Factor, over: Factor, a: int, b: int) -> tuple[str, str, Fac
     """The mistake in which the decay of rows a to b - 1 is left out."""
     words = f"{{}} without the decay of rows {a} to {b - 1}"
     return "gate-order", words, lambda i, j: right(i, j) / over(max(a, j + 1), min(b, i + 1))
+
+
+def _sides(n: int) -> dict[str, Side]:
+    """What a wrong factor may be of, among n rows."""
+    of: Callable[[int], Side] = lambda a: lambda i, j: a <= j < a + _BLOCK <= i  # noqa: E731
+    parts = range(0, n - _BLOCK, _BLOCK)
+    one = {f"what rows {a} to {a + _BLOCK - 1} wrote": of(a) for a in parts}
+    return _SIDES | (_BLOCKS if n > _BLOCK else {}) | one
+
+
+def _betas(rows: Sequence[Row], right: Factor) -> Iterator[tuple[str, str, Side, Factor]]:
+    """The same for corrections, which may take a part times another beta than their own row's."""
+    beta = [row["beta"][:, :, None] for row in rows]
+
+    def of(row: Callable[[int, int], int]) -> Factor:
+        return lambda i, j: right(i, j) * beta[max(0, row(i, j) if j >= 0 else i)] / beta[i]
+
+    ways: list[tuple[str, str, Factor]] = [
+        ("wrong-gate", "without beta", lambda i, j: right(i, j) / beta[i]),
+        ("wrong-gate", "with beta twice", lambda i, j: right(i, j) * beta[i]),
+        ("other-row", "with the beta of the row that wrote it", of(lambda i, j: j)),
+        ("other-row", "with the beta of the row before", of(lambda i, j: i - 1)),
+        ("other-row", _BETA_OF_BLOCK, of(lambda i, j: j // _BLOCK * _BLOCK + i % _BLOCK)),
+    ]
+    for (about, side), (cause, words, factor) in product(_sides(len(rows)).items(), ways):
+        yield cause, f"{about} {words}", side, factor
 
 
 def _factors(
@@ -91,10 +119,7 @@ def _factors(
         words = "{} with the decay of the pass's first rows"
         of_others: Factor = lambda i, j: torch.exp(others_up[i + 1] - others_up[j + 1])  # noqa: E731
         ways.append(("other-sequence", words, of_others))
-    sides = _SIDES | (_BLOCKS if n > _BLOCK else {})
-    for a in (parts := range(0, n - _BLOCK, _BLOCK)):
-        about = f"what rows {a} to {a + _BLOCK - 1} wrote"
-        sides = sides | {about: lambda i, j, a=a: a <= j < a + _BLOCK <= i}
+    sides, parts = _sides(n), range(0, n - _BLOCK, _BLOCK)
     # a chunk's decays are stored relative to the first row of a block
     for a, many, more in product(parts, parts, (0, 1)):
         ways.append(_without(right, over, a + more, a + more + many + _BLOCK))
@@ -159,7 +184,9 @@ def decays(
         for who, views in _VIEWS.items():
             if not last or 1 not in views or 2 in views:
                 yield cause, f"{who} see {words}", viewed(views, side, factor)
-    if len(rows) > _BLOCK and shape.recurrence != "mamba2":
+    for cause, words, side, factor in () if shape.recurrence == "mamba2" else _betas(rows, right):
+        yield cause, f"corrections see {words}", viewed((0,), side, factor)
+    if not first and shape.recurrence != "mamba2":
         yield from _inverted(shape, state, rows, last)
     if chunk and not last:
         yield from _ahead(shape, state, chunk, len(rows))
@@ -168,8 +195,8 @@ def decays(
 def _inverted(
     shape: Shape, state: torch.Tensor, rows: Sequence[Row], last: bool
 ) -> Iterator[tuple[str, str, Played]]:
-    """The same if a block is wrong in the inverse matrix for a chunk's corrections: that of the
-    identity plus what each row subtracts of the others' writes."""
+    """The same if a block (of few rows: one value) is wrong in the inverse matrix for a chunk's
+    corrections: that of the identity plus what each row subtracts of the others' writes."""
     names = "key", "read", "value", "beta", "decay"
     key, read, value, beta, decay = (torch.stack([row[x] for row in rows], 1) for x in names)
     up = decay[..., 0].log().clamp(min=-1e3).cumsum(1).expand_as(key)  # [heads, rows, d_k]
@@ -186,7 +213,7 @@ def _inverted(
         seen = ((faded * read) @ state + sees @ wrote).transpose(0, 1)
         return "wrong-term", words, ([], after) if last else (list(seen), [])
 
-    for size in (_BLOCK, 2 * _BLOCK):
+    for size in (_BLOCK, 2 * _BLOCK) if len(rows) > _BLOCK else (1,):
         starts = range(0, len(rows), size)
         for b, a in ((b, a) for b, a in product(starts, starts) if a <= b):
             at, of = slice(b, b + size), slice(a, a + size)
@@ -326,7 +353,7 @@ class Log:
                         moved = place != (first + done) % ring
                         again = twice and (not moved or twice == len(read))
                         if again and moved:
-                            words += "; wrong-wrap looks the same"
+                            words += ALIKE
                         yield "double-fold" if again else "wrong-wrap", words, state
 
     def places(self, ring: int, first: int, rejected: Sequence[Row]) -> Iterator[Way]:
@@ -416,8 +443,8 @@ class Log:
         """Cause, sentence and last state if a fold uses wrong formulas: for the writes, and for
         everything."""
         few = 1 < len(self.rows) <= _MOST_ROWS
-        others = formulas(self.shape, self.rows), of_other_heads(self.shape, self.rows)
-        for cause, words, rows in in_parts(self.shape, self.rows, chain(*others)):
+        each = (of(self.shape, self.rows) for of in (formulas, of_other_heads, of_other_channels))
+        for cause, words, rows in in_parts(self.shape, self.rows, chain(*each)):
             writes = self._writes(rows)
             yield cause, words, play(self.shape, self.states[0], rows)[1][-1]
             yield cause, words, self.stored(rows)

@@ -151,9 +151,12 @@ def tiles(d_k: int) -> set[tuple[int, int]]:
     return ends | {(a, a + n) for n in (16, 32, 64) for a in range(n, d_k, n)}
 
 
-def blocks_of(n: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Channels, of n, that a block may use instead, n for none, with words."""
-    for size in (size for size in (16, 32, 64, 128) if size < n <= 8 * size):
+def blocks_of(n: int, least: int = 16) -> Iterator[tuple[str, torch.Tensor]]:
+    """Channels, of n, that a block of `least` or more may use instead, n for none, with words; the
+    last ones may be masked off."""
+    for end in sorted({n - 1, *(n // size * size for size in (16, 32, 64))} - {0, n}):
+        yield f"{end} to {n - 1} are zeros", torch.where(torch.arange(n) < end, torch.arange(n), n)
+    for size in (size for size in (16, 32, 64, 128) if least <= size < n <= 8 * size):
         for to, of in product(range(0, n, size), (*range(0, n, size), n)):
             at, m = torch.arange(n), min(size, n - to)
             at[to : to + m] = torch.arange(of, of + m).clamp(max=n)

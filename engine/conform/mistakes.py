@@ -22,6 +22,7 @@ _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C",
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections use of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
+_OF_NORMS = ("q",), ("k",), ("q", "k")
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
 
@@ -412,6 +413,22 @@ def of_other_heads(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str
                 anew = not {gate, *weights}.isdisjoint(keys)
                 others.append((_anew(shape, row, other) if anew else row) | other)
             yield "head-mapping", f"{what} of {words}", others
+
+
+def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows if a block of channels takes one part of a row from another block,
+    or has none of it; q and k also before they are normalized."""
+    made, kind = [terms(shape, row) for row in rows], shape.recurrence == "mamba2"
+    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
+    of_row |= {"decay": "the decay"} if shape.recurrence == "kda" else {}
+    parts = [((name,), what, made) for name, what in of_row.items()]
+    parts += [(of, f"{' and '.join(of)}, of the norm too", rows) for of in _OF_NORMS if not kind]
+    for names, what, each in parts if shape.recurrence != "conv" else ():
+        none = torch.full_like(each[0][names[0]][:, :1], float(names == ("decay",)))
+        for words, at in blocks_of(each[0][names[0]].shape[1], 32):
+            pairs = ((row, {x: torch.cat([row[x], none], 1)[:, at] for x in names}) for row in each)
+            others = [_anew(shape, a, b) if each is rows else a | b for a, b in pairs]
+            yield "wrong-tile", f"channels {words.replace('zeros', 'left out')}: {what}", others
 
 
 def other_rows(first: int, n: int) -> list[tuple[str, list[int]]]:

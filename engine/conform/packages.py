@@ -171,8 +171,8 @@ class Package:
         if not has_any and any(others):
             raise KernelPackageError(
                 f"{self.name} {self.version} has no file of kernels, such as {modules[0]}.",
-                "Give the package that has them (flash-linear-attention's are in fla-core), in a "
-                "version that `draftscope help conform` lists.",
+                "Give the package with the kernels (flash-linear-attention's are in fla-core), "
+                "in a version that `draftscope help conform` lists.",
             )
 
     def module(self, name: str) -> ModuleType:
@@ -273,7 +273,7 @@ def open_package(target: str, name: str) -> Package:
         root = path if (path / name).is_dir() else path.parent
         if not (root / name).is_dir():
             raise KernelPackageError(
-                f"{path} holds no package {name}.", f"Give the folder that {name}/ is in."
+                f"{path} has no package {name}.", f"Give the folder that {name}/ is in."
             )
         return Package(name, root, _version(root, name))
     spec = importlib.util.find_spec(name) if target == name else None
@@ -312,7 +312,7 @@ def _unpacked(archive: Path, name: str) -> Path:
                 continue
             if ".." in parts:
                 raise KernelPackageError(
-                    f"{archive}: an entry leaves the folder: {file}.", "Download it again."
+                    f"{archive}: an entry is outside of the folder: {file}.", "Download it again."
                 )
             total += size
             if total > _MOST_UNPACKED:
@@ -329,7 +329,7 @@ def _unpacked(archive: Path, name: str) -> Path:
         ) from error
     if not total:
         raise KernelPackageError(
-            f"{archive} holds no package {name}.", "Give the archive of the engine itself."
+            f"{archive} has no package {name}.", "Give the archive of the engine itself."
         )
     return root
 

@@ -15,6 +15,7 @@ import torch
 from engine.conform.cases import Recurrence, Shape
 from engine.conform.causes import Situation
 from engine.conform.checks import CHECKS, VAGUE, Fault, Player, check, copied, errors_of, limited
+from engine.conform.decays import ALIKE
 from engine.conform.fits import joined, place
 from engine.conform.packages import Package, interpreted
 from engine.conform.passes import SCRIPTS, Pass, shapes, with_extras
@@ -56,7 +57,7 @@ _OF_OTHERS = ("gate-order", "gate-of-other-row", "wrong-gate", "wrong-chunk", "o
 # Causes that a short last chunk may have
 _OF_CHUNKS = ("state-lost", "state-not-committed", "wrong-gate", "wrong-term", "other-row")
 # Causes that zeros read in place of data look like
-_OF_ZEROS = ("gate-order", "wrong-gate", "wrong-term", "wrong-scale", "wrong-norm")
+_OF_ZEROS = ("gate-order", "wrong-gate", "wrong-term", "wrong-scale", "wrong-norm", "lost-fold")
 # Inputs and weights by the cause of a wrong value made from them, and values to try
 _INPUTS = {
     "wrong-gate": ("a", "dt", "b", "dt_bias", "A_log", "A"),
@@ -114,9 +115,10 @@ def _filled(player: Player, fault: Fault) -> Fault:
         if found.cause == "state-lost" and found.row_errors:
             cause = "wrong-chunk" if player.kernel.chunk else "stale-column"
             return replace(fault, cause=cause, detail=words)
-        if found.cause == "lost-fold" and player.kernel.ring and fault.round:
+        moved = found.cause == "lost-fold" or ALIKE in found.detail
+        if moved and player.kernel.ring and fault.round:
             # rows of earlier passes were found: this one is at another place
-            return replace(fault, cause="wrong-wrap", detail=words)
+            return replace(fault, cause="wrong-wrap", detail=words.replace(ALIKE, ""))
         # zeros do not show what is read, nor do columns if all have NaN
         some = "columns" in fault.detail
         if found.cause in _OF_ZEROS or (found.cause == "wrong-tile" and not some):
@@ -259,6 +261,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes, too
     same: Changed = lambda p, _: p  # noqa: E731
+    full: Changed = lambda p, _: p.full(t)  # noqa: E731
     conv = shape.recurrence == "conv"  # its channels have places instead of heads
     counted = vague or fault.cause in _COUNTED
     of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
@@ -272,12 +275,12 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
          "all prompts have whole chunks", lambda p, _: p.chunked(c), shape),
         (n > 1 and (vague or fault.cause == "other-sequence"), "other-sequence", *apart),
         (may_be_long and (stale or vague or fault.cause in by_length), "wrong-stride",
-         f"every pass has {t} rows", lambda p, _: p.full(t), shape),
+         f"every pass has {t} rows", full, shape),
         (stale or vague, "lost-fold" if log else "stale-column",
          "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape),
         (of_others, "other-sequence", *apart),
         (of_others, "other-sequence",
-         "all sequences are in its passes", lambda p, _: p.whole(n), shape),
+         "all sequences are in its passes, in their order", lambda p, _: p.whole(n), shape),
         ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
          "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
         (vague and shape.n_heads > 1, ("head-mapping", "wrong-stride")[conv],
@@ -303,7 +306,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
                     cause, words = fault.cause, f"the pass that reads it has {t} rows"
             kept = fault.cause in ("stale-column", "window-not-rolled-back", "state-lost")
             kept = kept and cause == "other-sequence" and "all" not in words
-            if kept or (NO_OUTPUT in fault.detail and cause in unwritten):
+            lost = NO_OUTPUT in fault.detail and cause in unwritten
+            # what is right in passes of one length, too, is cut by other sequences' lengths
+            cut = lost and changed is alone and not _wrong(player, fault, full, shape)
+            if kept or (lost and not cut):
                 cause = fault.cause
             if (cause, fault.cause) == ("stale-column", "state-not-committed"):
                 words += f", where {fault.cause} looks the same"  # no pass distinguishes them

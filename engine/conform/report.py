@@ -41,7 +41,7 @@ def lines(outcomes: Sequence[Outcome], target: str) -> Iterator[str]:
     for fault in chain.from_iterable(outcome.faults for outcome in outcomes):
         yield ""
         yield from paragraph(fault)
-        yield f"  again: {again(fault, target)}"
+        yield f"  repeat: {again(fault, target)}"
     if costs := _costs(outcomes):
         yield ""
         yield costs.title
@@ -76,7 +76,7 @@ def error_plots(fault: Fault) -> list[Plot]:
     made = []
     for title, errors in (
         ("Error of the output of each row", fault.row_errors),
-        ("Distance of the state from that after each number of rows", fault.depth_errors),
+        ("Difference of the state from that after each number of rows", fault.depth_errors),
     ):
         if errors:
             names = [str(i) for i in range(len(errors))]

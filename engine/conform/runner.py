@@ -76,7 +76,7 @@ def open_target(target: str) -> tuple[str, str, str]:
     if name is None:
         if target.endswith(".py"):
             raise KernelPackageError(
-                f"{target} does not say which adapter.", f"Give {target}:FUNCTION, or its class."
+                f"{target} does not name an adapter.", f"Give {target}:FUNCTION, or its class."
             )
         if Path(target).name != target and not Path(target).exists():
             raise KernelPackageError(
@@ -217,7 +217,7 @@ def _needs(kernel: Kernel, name: str, place: str, device: str) -> str:
     spec = importlib.util.find_spec(package)
     found = spec.submodule_search_locations if spec else None
     if not found or Path(next(iter(found))).parent != Path(place):
-        return f"needs {package} as it is installed, not its files alone: {kernel.compiled}"
+        return f"needs {package} to be installed, not only its files: {kernel.compiled}"
     import torch
 
     here = torch.cuda.get_device_capability()[0]
@@ -308,11 +308,11 @@ class _Child:
             ended = f"the process ended with signal {signal.Signals(-code).name}"
         detail = (words[-1:] or [ended])[0][:300]
         if asleep:
-            detail = f"it computed nothing for {self._most_s:g} s"
+            detail = f"no computation for {self._most_s:g} s"
         elif late:
-            detail = f"machine busy, not judged: no answer for {seconds:.0f} s"
+            detail = f"machine busy, not checked: no answer for {seconds:.0f} s"
         elif code == -_TOO_LONG:
-            detail = f"more than {self.limit_s:g} s of the processor's time"
+            detail = f"more than {self.limit_s:g} CPU seconds"
         if self._unnamed is not None:  # only its cause was lost
             unsought = f"its cause was not found: {detail}"
             fault = replace(self._unnamed, detail=joined(self._unnamed.detail, unsought))

@@ -35,9 +35,8 @@ class Quantities:
         logs = [row["decay"].log().clamp(min=-80)[..., 0] for row in self.rows]
         self.up = torch.stack([torch.zeros_like(logs[0]), *logs]).cumsum(0)  # [rows + 1, heads, …]
 
-    def _ranges(self, since: int) -> Iterator[tuple[int, int]]:
+    def _ranges(self, near: Collection[int]) -> Iterator[tuple[int, int]]:
         n = len(self.rows)
-        near = {0, self.begin, since, since - 1, since + 1, self.at}
         for a in range(n):
             ends = range(a + 1, n + 1) if n <= _MOST_RANGES or a in near else (a + 1,)
             yield from ((a, b) for b in ends)
@@ -53,7 +52,8 @@ class Quantities:
             yield "head-mapping", f"with the decay of {words}", torch.exp(right[at] - right)
         for words, at in channels_of(right.shape[1]) if right.dim() > 1 else ():
             yield "wrong-tile", f"with the decay of {words}", torch.exp(right[:, at] - right)
-        for a, b in self._ranges(since):
+        near = {0, self.begin, since, since - 1, since + 1, self.at - 1, self.at}
+        for a, b in self._ranges(near):
             if (a, b) != (since, self.at + 1):
                 own = self.begin <= a and b <= self.end
                 one = b - a == 1 and self.at == since
@@ -63,15 +63,17 @@ class Quantities:
                 rows = f"not {since} to {self.at}" if since <= self.at else "which it has not"
                 cause = cause if own else "other-sequence"
                 yield cause, f"with the decay of {words} of the pass, {rows}", factor
-        yield from self._others()
+        yield from self._others(near)
 
-    def _others(self) -> Iterator[Way]:
+    def _others(self, near: Collection[int]) -> Iterator[Way]:
         row, mamba = self.rows[self.at], self.shape.recurrence == "mamba2"
         name = "dt" if mamba else "beta"
         beta = row["beta"][:, 0]
         yield "wrong-gate", f"without {name}", 1 / beta
         yield "wrong-gate", f"with {name} twice", beta
-        for i, other in enumerate(self.rows):
+        # one head has one value, which some of many rows have by chance
+        all_ = len(beta) > 1 or len(self.rows) <= _MOST_RANGES
+        for i, other in ((i, x) for i, x in enumerate(self.rows) if all_ or i in near):
             own = self.begin <= i < self.end
             cause, factor = "other-row" if own else "other-sequence", other["beta"][:, 0] / beta
             yield cause, f"with the {name} of row {i} of the pass, not {self.at}", factor

@@ -116,7 +116,7 @@ class Conversation:
             what = "does not exist" if turn is None else "has no answer yet"
             raise OptionError(
                 f"Turn {parent + 1} of conversation {self.number + 1} {what}.",
-                "Go on after another turn.",
+                "Continue after another turn.",
             )
         return tree.messages(parent)
 
@@ -232,7 +232,7 @@ class Rendering:
         """tools: described to the template. Raises OptionError for a model without a template."""
         if is_chat and session.chat is None:
             raise OptionError(
-                "The model has no chat template.", "Hold the conversation as plain text."
+                "The model has no chat template.", "Run the conversation as plain text."
             )
         self.is_chat = is_chat
         self._session, self._values = session, dict(template_values or {})

@@ -20,7 +20,7 @@ from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import PromptReuseRecord, ReuseSource, WhyProcessed
 
 Message = dict[str, Any]
-"""A role, a content, and whatever else a chat template reads, as OpenAI's messages have them."""
+"""A role, a content, and anything else that a chat template reads, as in OpenAI's messages."""
 _MISSES = (WhyProcessed.NO_CHECKPOINT, WhyProcessed.EVICTED, WhyProcessed.OFF, WhyProcessed.ERASED)
 
 
@@ -212,14 +212,14 @@ def read_recorded(path: Path) -> RecordedConversation:
     """The conversation of a file: one JSON value or JSON lines.
 
     A value is a message with a role, a text or a named text ({"name": …, "text": …}), each a turn
-    of its own, or a request ({"messages": […], "tools": […]}). Several requests, as an agent's log
-    has them, are one conversation: each goes on from the longest history that it has in common with
-    those before it, so a history that was edited becomes a branch.
+    of its own, or a request ({"messages": […], "tools": […]}). Several requests, for example from
+    an agent's log, are one conversation: each continues the longest history that it shares with
+    earlier ones, so an edited history becomes a branch.
 
-    Raises OptionError naming file and place for anything that is no such record, for one above
-    64 MiB, with more than 10,000 turns or with no message.
+    Raises OptionError, naming file and place, for anything else, and for a file above 64 MiB, with
+    more than 10,000 turns or without a message.
     """
-    text, give = user_text(path, _MOST_BYTES), "Give one JSON value, or one a line."
+    text, give = user_text(path, _MOST_BYTES), "Give one JSON value, or one per line."
     entries = list(json_values(path, text, "message", give))
     tools, turns = None, _Turns(path)
     if any(isinstance(value, dict) and "messages" in value for _, value in entries):
@@ -244,7 +244,7 @@ def read_recorded(path: Path) -> RecordedConversation:
 
 
 class _Turns:
-    """Turns of histories that begin alike."""
+    """Turns of histories with a common beginning."""
 
     def __init__(self, path: Path) -> None:
         self.found: list[RecordedTurn] = []
@@ -297,7 +297,7 @@ def _text(path: Path, place: str, content: Any) -> str:
     """A content as one text: OpenAI's may be a list of parts, or null with calls of tools."""
     if content is None or isinstance(content, str):
         if not is_unicode(content or ""):
-            raise OptionError(f"{path}: {place} has half of a character.", "Correct its text.")
+            raise OptionError(f"{path}: {place} has an incomplete character.", "Correct its text.")
         return content or ""
     if not isinstance(content, list):
         raise OptionError(f"{path}: {place} has a content that is not text.", _REMEDY)

@@ -27,7 +27,7 @@ whatever their lengths, while a draft of 48 does not force four slots of one tok
 
 SNAPSHOTS = "padding beyond the snapshots"
 CONTEXT = "padding beyond the context"
-COST = "padding dearer than a pass"
+COST = "padding costs more than a pass"
 N_UBATCH = "n_ubatch"
 LAST = "all tokens"
 

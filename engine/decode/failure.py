@@ -101,6 +101,6 @@ def note_non_finite(
     raise NonFiniteError(
         f"The {where}'s logits for position {pos} of sequence {seq_id}, in round {round_}, "
         f"contain {what}.",
-        "Load the file anew or in another compute mode (--compute f32); --allow-non-finite goes on "
-        "all the same.",
+        "Load the file again, or in another compute mode (--compute f32); --allow-non-finite "
+        "continues anyway.",
     )

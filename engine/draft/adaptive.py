@@ -191,16 +191,16 @@ def _longest(n_max: int) -> list[Setting]:
 _RULES = (
     AdaptRule(
         "step",
-        "one token more after a draft that was accepted whole, one less after one of which less "
-        "than half was",
+        "one token more after a fully accepted draft, one less after one of which less than half "
+        "was",
         "llama.cpp #27210, by its log lines",
         _longest,
         _Stepped,
     ),
     AdaptRule(
         "streak",
-        "one token more after a number of whole acceptances in a row, one less after as many "
-        "others",
+        "one token more after a number of full acceptances in a row, one less after the same "
+        "number of others",
         "llama.cpp #25726",
         lambda n_max: [
             {"n_max": n_max, "threshold": threshold, "bias": bias}
@@ -211,8 +211,8 @@ _RULES = (
     ),
     AdaptRule(
         "probed-mean",
-        "the rounded mean of accepted tokens; a whole acceptance proves only a lower bound and "
-        "adds a probe",
+        "the rounded mean of accepted tokens; a full acceptance is only a lower bound and adds a "
+        "probe",
         "--spec-draft-adaptive of forks of llama.cpp",
         lambda n_max: [{"n_max": n_max, "alpha": alpha} for alpha in (0.25, 0.1, 0.5)],
         _ProbedMean,
@@ -226,7 +226,7 @@ _RULES = (
     ),
     AdaptRule(
         "goodput",
-        "the length with most expected tokens for its cost, by acceptance at each index",
+        "the length with most expected tokens per cost, by acceptance at each index",
         "vLLM #44336",
         lambda n_max: [{"n_max": n_max, "draft_cost": cost} for cost in (0.1, 0.03, 0.3)],
         _Goodput,

@@ -30,7 +30,7 @@ class DraftDspark(BlockDrafter):
         config = self._model.config
         if self._p_min > 0 and not config.confident:
             raise OptionError(
-                f"p_min is a floor on what a confidence head says, and {config.name} has none.",
+                f"p_min needs a confidence head, and {config.name} has none.",
                 "Leave --spec-draft-p-min at 0.",
             )
 

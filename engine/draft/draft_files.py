@@ -108,6 +108,6 @@ def check_same_vocabulary(target: Tokenizer, drafter: Tokenizer) -> None:
 
 def _refuse(what: str) -> None:
     raise VocabularyMismatchError(
-        f"The draft model's vocabulary does not fit the target's: {what}.",
+        f"The draft model's vocabulary does not match the target's: {what}.",
         "Choose a draft model of the same family and tokenizer.",
     )

@@ -1,7 +1,7 @@
-"""draft-mtp: the target's own multi-token-prediction head drafts.
+"""draft-mtp: drafts with the target's own multi-token-prediction head.
 
-The head reads the pair (token x_p, target hidden of p - 1) at position p and predicts x_{p+1};
-while drafting it feeds on its own hidden rows.
+At position p the head reads the pair (token x_p, target hidden of p - 1) and predicts x_{p+1};
+while drafting it reads its own hidden rows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from engine.model.mtp import DraftHead, LargestLogits
 class DraftMtp(RowDrafter):
     """Drafts with an MTP head. `memory` holds the head's own attention cells.
 
-    faults: with mtp-carried these stay when another prompt takes the slot. That changes drafts,
-    never the text.
+    faults: with mtp-carried the cells stay when another prompt takes the slot, which changes drafts
+    but never the text.
     """
 
     name = "draft-mtp"
@@ -39,10 +39,10 @@ class DraftMtp(RowDrafter):
         """Raises OptionError for a model without such a head."""
         config, head = inputs.target.config, inputs.target.head
         if head is None:
-            has = "an MTP block of a kind that does not run here" if config.n_unused_mtp else "none"
+            has = "an unsupported kind of MTP block" if config.n_unused_mtp else "none"
             raise OptionError(
                 f"draft-mtp needs an MTP head, and {config.name} has {has}.",
-                "Give its MTP block as a file of its own with -md, open a file with nextn tensors, "
+                "Give its MTP block as a separate file with -md, open a file with nextn tensors, "
                 "or use draft-simple with a draft model.",
             )
         memory = inputs.memory(self.name, partial(HybridMemory.for_layers, config.mtp_cells()))
@@ -56,7 +56,8 @@ class DraftMtp(RowDrafter):
             self._candidates = head.draft_head or self._candidates
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See ModelDrafter; one whole draft without a look between is one pass of the memory."""
+        """See ModelDrafter; a whole draft that needs no look in between is one pass of the
+        memory."""
         if len(requests) == 1 and not (self._looks or self._keeps_cells or self._tree):
             draft = self._at_once(requests[0])
             if draft is not None:
@@ -64,8 +65,8 @@ class DraftMtp(RowDrafter):
         return super().draft(requests)
 
     def _at_once(self, request: DraftRequest) -> Draft | None:
-        """The draft of ModelDrafter.draft; None, and nothing has changed, where that one has to
-        make it: where it cannot be recorded, or the most probable token is not one alone."""
+        """The draft of ModelDrafter.draft. None, with nothing changed, if that one has to make it:
+        if this cannot be recorded, or several tokens share the highest probability."""
         seq, n_more, paired = request.seq, self.n_max - 1, self._paired[request.seq]
         n_pairs = len(paired.waiting(request.last))
         if self._limit(request) < self.n_max or not self._memory.takes_parts(n_pairs + n_more):
@@ -93,7 +94,7 @@ class DraftMtp(RowDrafter):
         return self._hand_over([request], [step])[0]
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """See RowDrafter; with the fault only the tokens are cut."""
+        """See RowDrafter; with the fault mtp-carried only the tokens are cut."""
         if not self._keeps_cells:
             super().resume(seq, n_tokens)
             return
@@ -101,7 +102,7 @@ class DraftMtp(RowDrafter):
         del self._of(seq).tokens[n_tokens:]
 
     def next_position(self, seq: int) -> int:
-        """See RowDrafter; with the fault positions of cells do not count."""
+        """See RowDrafter; with the fault mtp-carried positions of cells do not count."""
         return len(self._of(seq).tokens) if self._keeps_cells else super().next_position(seq)
 
     def _first(self, requests: Sequence[DraftRequest]) -> Tensor:

@@ -1,11 +1,11 @@
-"""draft-simple: a smaller model with the same vocabulary drafts.
+"""draft-simple: drafts with a smaller model of the same vocabulary.
 
-The draft model keeps its own memory, with a ring of states if it is recurrent: it decodes its
-guesses one by one, and those that did not come true are taken back.
+The draft model has a memory of its own, with a ring of states if it is recurrent: it decodes its
+guesses one by one, and wrong ones are rolled back.
 
-Either model may have more ids than the other (engine.draft.draft_files). Only ids that both have
-are drafted. After a token that the draft model lacks there is no draft; further back in the text
-it reads STAND_IN in the place of such a token, which costs it accuracy and the output nothing.
+Either model may have more ids than the other (engine.draft.draft_files). Only common ids are
+drafted. After a token that the draft model lacks there is no draft; further back in the text it
+reads STAND_IN instead of such a token, which costs accuracy but never changes the output.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ STAND_IN = 0
 
 @dataclass(slots=True)
 class _DecodedSoFar:
-    """How far the draft model is.
+    """Progress of the draft model.
 
-    tokens: what the target has decoded. n_decoded: how many of them are in memory here too.
+    tokens: those decoded by the target. n_decoded: how many of them are in this memory too.
     guessed: tokens decoded here beyond them, starting with `last`; n_guessed: how many.
     """
 
@@ -71,7 +71,7 @@ class DraftSimple(ModelDrafter):
         return True
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request; none where the draft model lacks the token to go on from."""
+        """One draft per request, empty if the draft model lacks the newest token."""
         known = [request for request in requests if request.last < self._n_own]
         drafts = iter(super().draft(known) if known else ())
         return [
@@ -82,7 +82,7 @@ class DraftSimple(ModelDrafter):
         ]
 
     def observe(self, seq: int, pos0: int, tokens: Sequence[int], rows: TargetRows) -> None:
-        """Keep the guesses that came true, rewind the others, queue what is missing."""
+        """Keep correct guesses, roll back the others, queue missing tokens."""
         progress = self._progress.setdefault(seq, _DecodedSoFar())
         n_true = 0
         for guess, token in zip(progress.guessed, tokens, strict=False):
@@ -96,8 +96,8 @@ class DraftSimple(ModelDrafter):
         progress.guessed = []
 
     def resume(self, seq: int, n_tokens: int) -> None:
-        """Remove what follows these tokens; where snapshots do not reach back that far, the draft
-        model decodes all of them again, which costs it less than checkpoints cost memory."""
+        """Remove everything after these tokens; if snapshots do not reach back that far, the draft
+        model decodes all of them again, which is cheaper than checkpoints would be in memory."""
         super().resume(seq, n_tokens)
         progress = self._progress.setdefault(seq, _DecodedSoFar())
         progress.n_decoded = min(progress.n_decoded, n_tokens)

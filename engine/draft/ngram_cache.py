@@ -26,7 +26,7 @@ N_STATIC = 2
 """Length of the n-grams of a static table."""
 
 Counts = dict[int, int]
-"""Token -> how often it followed."""
+"""Number of times that each token followed."""
 
 Find = Callable[[tuple[int, ...]], Counts | None]
 """Looks up an n-gram in a table."""
@@ -36,7 +36,8 @@ _REMEDY = "Make it again with llama-lookup-create and this model."
 
 
 Floor = tuple[tuple[int, int], ...]
-"""Least evidence by length of the n-gram, from 1: observations, percent of the best token."""
+"""Least evidence by n-gram length, from 1: observations, and percentage of the most frequent
+token."""
 LAX: Floor = ((2, 66), (2, 50), (1, 50), (1, 50))
 STRICT: Floor = ((4, 75), (3, 66), (2, 66), (2, 66))
 
@@ -58,8 +59,8 @@ def learn(table: dict[tuple[int, ...], Counts], tokens: Sequence[int], n_known: 
 def most_likely(find: Find, tail: Sequence[int], static: Counts, floor: Floor) -> int | None:
     """The next token by the longest n-gram at the end of `tail` with enough evidence.
 
-    Among the tokens after an n-gram the largest count wins, times 100 for each time that the
-    static table saw the token after the last two.
+    Among the tokens after an n-gram the largest count wins, multiplied by 100 times the static
+    table's count of the token after the last two tokens, if that has any.
     """
     for n in range(min(N_LONGEST, len(tail)), 0, -1):
         counts = find(tuple(tail[-n:]))
@@ -145,7 +146,7 @@ def _ngram(path: Path, values: np.ndarray, at: int, n_vocab: int) -> tuple[int, 
 
 
 def _check_pairs(path: Path, values: np.ndarray, places: np.ndarray, n_vocab: int) -> None:
-    """places: indices of all tokens and counts, in turn."""
+    """Check tokens and counts, which alternate at the indices `places`. Raises LookupCacheError."""
     tokens, counts = values[places[0::2]], values[places[1::2]]
     if (bad := (tokens < 0) | (tokens >= n_vocab)).any():
         i = int(bad.argmax())
@@ -194,9 +195,9 @@ class NgramCache(NgramDrafter):
         self._static = static.find if static else _knows_nothing
         self._dynamic = dynamic.find if dynamic else _knows_nothing
         self._tables: dict[int, dict[tuple[int, ...], Counts]] = {}
-        """Learned from each sequence."""
+        """N-gram tables learned from each sequence."""
         self._n_learned: dict[int, int] = {}
-        """Tokens counted there, the newest one included."""
+        """Number of tokens counted there, including the newest one."""
 
     def forget(self, seq: int) -> None:
         """Drop the sequence and its table."""

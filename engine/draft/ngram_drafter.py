@@ -29,7 +29,10 @@ class NgramSizes:
 
     GROUP: ClassVar[str] = GROUP
     size_n: int = option(
-        12, "--spec-{drafter}-size-n  tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
+        12,
+        "--spec-{drafter}-size-n  length of the n-gram to look up",
+        SIZE,
+        FormRow("", 1, 1024, short="n"),
     )
     size_m: int = option(
         48, "--spec-{drafter}-size-m  longest draft", SIZE, FormRow("", 1, 1024, short="m")

@@ -49,7 +49,7 @@ class FirstOccurrences:
 
 
 def slot_of(ngram: Sequence[int]) -> int:
-    """h = h * 2654435761 + token in 32 bits, modulo the number of slots."""
+    """Hash slot of an n-gram: h = h * 2654435761 + token in 32 bits, modulo the number of slots."""
     value = 0
     for token in ngram:
         value = (value * _FACTOR + token) & 0xFFFFFFFF
@@ -157,7 +157,7 @@ class NgramMap(NgramDrafter):
         return draft
 
     def _newest(self, length: int) -> int:
-        """The last start that leaves room for a key and a whole draft before the end."""
+        """The last start with room for a key and a whole draft before the end."""
         return length - self._n - self.n_max - 1
 
     def _match(self, state: _Map, history: History, ngram: list[int]) -> int:
@@ -193,7 +193,7 @@ class NgramMap(NgramDrafter):
         key.counted_to = match
 
     def _drop_from(self, state: _Map, length: int) -> None:
-        """Delete keys and values at or after `length`, and keys that reach across it."""
+        """Delete keys and values at or after `length`, and keys that extend beyond it."""
         for ngram, key in list(state.keys.items()):
             key.values = [value for value in key.values if value.start < length]
             reaches = key.start + self._n > length
@@ -203,11 +203,11 @@ class NgramMap(NgramDrafter):
 
 _MATCHING = {
     "muted": "no token of the last draft after this key was accepted",
-    "accepted-before": "no longer than what was accepted of the last draft after this key",
+    "accepted-before": "not longer than the accepted part of the last draft after this key",
 }
 KEYS = DrafterSpec(
     "ngram-map-k",
-    "what followed the last n tokens, as far as such drafts were accepted before",
+    "continuation of the last n tokens, as far as such drafts were accepted before",
     lambda inputs: NgramMap(inputs.options, with_values=False),
     NgramSizes,
     lambda sizes: sizes.size_m,
@@ -216,7 +216,7 @@ KEYS = DrafterSpec(
 )
 KEYS_AND_VALUES = DrafterSpec(
     "ngram-map-k4v",
-    "the continuation of the last n tokens that dominates, if one does; in trees all of them",
+    "the most frequent continuation of the last n tokens, if it dominates; in trees all of them",
     lambda inputs: NgramMap(inputs.options, with_values=True, tree=inputs.tree),
     NgramSizes,
     lambda sizes: sizes.size_m,
@@ -263,7 +263,7 @@ class NgramSimple(NgramDrafter):
 
 SIMPLE = DrafterSpec(
     NgramSimple.name,
-    "what followed the latest occurrence of the last n tokens",
+    "continuation of the latest occurrence of the last n tokens",
     lambda inputs: NgramSimple(inputs.options, inputs.tree),
     NgramSizes,
     lambda sizes: sizes.size_m,

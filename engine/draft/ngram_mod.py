@@ -36,11 +36,14 @@ class NgramModOptions:
 
     GROUP: ClassVar[str] = GROUP
     n_match: int = option(
-        24, "--spec-ngram-mod-n-match  tokens looked up", SIZE, FormRow("", 1, 1024, short="n")
+        24,
+        "--spec-ngram-mod-n-match  length of the n-gram to look up",
+        SIZE,
+        FormRow("", 1, 1024, short="n"),
     )
     n_min: int = option(
         48,
-        "--spec-ngram-mod-n-min  a shorter find is thrown away",
+        "--spec-ngram-mod-n-min  shorter drafts are discarded",
         _FROM_ZERO,
         FormRow("", 0, 1024, short="min"),
     )
@@ -176,11 +179,11 @@ def _note(options: NgramModOptions) -> str:
 
 SPEC = DrafterSpec(
     NgramMod.name,
-    "tokens from a pool of n-grams that all sequences share",
+    "tokens from a pool of n-grams shared by all sequences",
     lambda inputs: NgramMod(inputs.options),
     NgramModOptions,
     lambda options: options.n_max,
     field="ngram_mod",
-    reasons={"pool-miss": "the pool does not know the next token"},
+    reasons={"pool-miss": "the pool has no next token"},
     note=_note,
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _with_model(name: str, about: str, needs: ModelNeed, **more: Any) -> DrafterSpec:
-    """A drafter with a model, whose module and class have its name."""
+    """A drafter with a model; its module and class are found by its name."""
 
     def make(inputs: DrafterInputs) -> Drafter:
         module = import_module(f"engine.draft.{name.replace('-', '_')}")
@@ -57,9 +57,9 @@ _SPECS = (
     suffix.SPEC,
     _with_model(
         "draft-simple",
-        "what a smaller model of the same vocabulary says",
+        "tokens of a smaller model with the same vocabulary",
         DRAFT_MODEL,
-        reasons={"unknown-token": "the draft model lacks the newest token"},
+        reasons={"unknown-token": "the draft model does not have the newest token"},
         # weights, cells and a ring of states
         n_bytes=lambda options, info, n_seqs, n_ctx, compute: memory_sizes(
             info, n_seqs, options.n_max, n_ctx, "ring", compute
@@ -67,22 +67,22 @@ _SPECS = (
     ),
     _with_model(
         "draft-eagle3",
-        "what an EAGLE-3 drafter says that reads the model's layers",
+        "tokens of an EAGLE-3 drafter, which reads the model's layers",
         EAGLE3_FILE,
         branches=True,
     ),
     _with_model(
         "draft-mtp",
-        "what the model's own MTP head says, or that of a file of its own",
+        "tokens of the model's MTP head, or of one in a separate file",
         MTP_HEAD,
         branches=True,
     ),
     _with_model(
-        "draft-dflash", "what a DFlash or DFlash2 drafter says, a block in one pass", DFLASH_FILE
+        "draft-dflash", "tokens of a DFlash or DFlash2 drafter, a block in one pass", DFLASH_FILE
     ),
     _with_model(
         "draft-dspark",
-        "what a DSpark drafter says, a block in one pass; p_min is for its confidence head",
+        "tokens of a DSpark drafter, a block in one pass; p_min applies to its confidence head",
         DSPARK_FILE,
         reasons={"confidence": "the confidence head gave the next token less than p_min"},
     ),
@@ -91,11 +91,11 @@ DRAFTERS: dict[str, DrafterSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def model_drafters() -> list[str]:
-    """Names of the drafters that need an MTP head or a draft model."""
+    """Names of drafters that need an MTP head or a drafter file."""
     return [name for name, spec in DRAFTERS.items() if spec.needs]
 
 
 def meaning(reason: str) -> str:
-    """Why a draft is empty or short, in words; empty for a reason that no drafter gives."""
+    """Why a draft is empty or short, in words; empty for an unknown reason."""
     told = (COMMON_REASONS, *(spec.reasons for spec in DRAFTERS.values()))
     return next((reasons[reason] for reasons in told if reason in reasons), "")

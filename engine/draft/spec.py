@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engine.sampling.distribution import TokenDraws
 
 DRAFT_HEADS = {
-    "auto": "a copy in two bits names the candidates where that is faster",
+    "auto": "a 2-bit copy selects the candidates where that is faster",
     "full": "the logits of the whole vocabulary",
 }
 
@@ -26,30 +26,30 @@ DRAFT_HEADS = {
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftOptions:
     """Limits on drafts: p_min is a floor on each drafted token's own confidence, not on their
-    product; a draft shorter than n_min is thrown away. draft_head: one of DRAFT_HEADS
+    product; a draft shorter than n_min is discarded. draft_head: one of DRAFT_HEADS
     (engine.model.mtp)."""
 
     GROUP: ClassVar[str] = "speculation"
     n_max: int = option(
         3,
-        "--spec-draft-n-max  longest draft of draft-*, tokens",
+        "--spec-draft-n-max  longest draft of draft-* drafters, in tokens",
         NumberRange(1, 64, "Choose a length from 1 to 64."),
         FormRow("n_max", 1, 64),
     )
     n_min: int = option(
-        0, "--spec-draft-n-min  a shorter draft is thrown away", FormRow("n_min", 0, 64)
+        0, "--spec-draft-n-min  shorter drafts are discarded", FormRow("n_min", 0, 64)
     )
     p_min: float = option(
         0.0,
-        "--spec-draft-p-min P  a draft ends before a token whose own probability is lower",
+        "--spec-draft-p-min P  a draft ends before the first token with a lower probability",
         NumberRange(0.0, 1.0, "Use 0 to switch it off."),
         FormRow("p_min", 0.0, 1.0),
     )
     draft_head: str = option(
         "auto",
-        "--spec-draft-head HEAD  what draft-mtp finds its tokens with, greedy and without "
-        "p_min: {either}. auto names candidates by a copy of the output head in two bits, and "
-        "the head judges them",
+        "--spec-draft-head HEAD  how draft-mtp finds its tokens if it drafts greedily and "
+        "without p_min: {either}. auto selects candidates with a 2-bit copy of the output head, "
+        "and computes exact logits only for these",
         choices=DRAFT_HEADS,
     )
 
@@ -101,12 +101,12 @@ class DrafterInputs:
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """One drafter, as the command line, the forms, runs and readers of a trace know it.
+    """One drafter, for the command line, the forms, runs and readers of a trace.
 
-    about: what it drafts. make: raises OptionError where the models lack what it needs,
-    LookupCacheError for a file. options: dataclass of its options. field: where SpecOptions holds
-    that, empty where it is a part of SpecOptions itself. longest: tokens of its longest draft, from
-    its options. needs: None for drafters that look tokens up. branches: whether it drafts trees.
+    about: what it drafts. make: raises OptionError if the models lack what it needs,
+    LookupCacheError for a file. options: dataclass of its options. field: their field in
+    SpecOptions, empty if they are a base of SpecOptions itself. longest: length of its longest
+    draft, from its options. needs: None for lookup drafters. branches: whether it drafts trees.
     reasons: why a draft of it is empty or short, in addition to COMMON_REASONS. n_bytes: its own
     memory, from its options, the figures of its file, sequences, cells of each, and the compute
     mode. note: a sentence about its options, or empty.
@@ -143,16 +143,16 @@ AHEAD, BEHIND = OUT_OF_STEP = "state-ahead", "state-behind"
 """Reasons of a drafter whose state does not match the text."""
 ADAPT = "adapt"
 COMMON_REASONS = {
-    ADAPT: "the rule of adaptive depth asks for no more tokens",
+    ADAPT: "the rule of adaptive depth allows no more tokens",
     AHEAD: "the drafter's state is that of a longer text",
     BEHIND: "the drafter's state is that of a shorter text",
-    "too-short-history": "fewer tokens than the n-gram and its continuation take",
+    "too-short-history": "fewer tokens than the n-gram and its continuation need",
     "no-match": "the n-gram has not occurred before",
     "p_min": "the next token was less probable than p_min",
-    "n_min": "shorter than n_min, thrown away",
+    "n_min": "shorter than n_min, discarded",
     "non-finite": "the drafter's logits are not finite",
     "grammar": "the grammar does not allow the next token",
-    "n_max": "drafts of no token were asked for",
-    "limit": "context or token limit leave no more room",
+    "n_max": "drafts of 0 tokens were requested",
+    "limit": "context or token limit reached",
 }
 """Reasons that any drafter may give for an empty or short draft."""

@@ -24,9 +24,9 @@ _ROUNDING = 1e-6
 
 NO_MATCH, TEXT_END, SHORT_MATCH, LOW_SHARE = "no-match", "text-end", "short-match", "low-share"
 REASONS = {
-    TEXT_END: "nothing stored goes on further, or not within the tree's depth",
-    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after so short a match",
-    LOW_SHARE: "too few of the matched places went the same way (min_token_prob)",
+    TEXT_END: "no longer continuation is stored, or not within the tree's depth",
+    SHORT_MATCH: "max_spec_factor and max_spec_offset allow no more after a match of this length",
+    LOW_SHARE: "too few of the matches continue with the same token (min_token_prob)",
 }
 """Why a draft has no further tokens, in addition to NO_MATCH."""
 _SHARE = NumberRange(0.0, 1.0, "Use 0 to switch it off.")
@@ -40,39 +40,39 @@ class SuffixOptions:
     GROUP: ClassVar[str] = GROUP
     max_tree_depth: int = option(
         24,
-        "--spec-suffix-max-tree-depth  longest match and draft together",
+        "--spec-suffix-max-tree-depth  limit of the tokens of match and draft together",
         NumberRange(1, 256, "Choose a depth from 1."),
         FormRow("", 1, 256, short="depth"),
     )
     n_max: int = option(
         0,
-        "--spec-suffix-n-max  longest draft, 0 = the tree's depth",
+        "--spec-suffix-n-max  longest draft, 0 = the depth of the tree",
         NumberRange(0, 256, "Use 0 for the tree's depth."),
         FormRow("", 0, 256, short="max"),
     )
     max_cached_requests: int = option(
         10_000,
-        "--spec-suffix-max-cached-requests  outputs of the run that every sequence is looked "
-        "up in, the oldest are forgotten; 0 = none, -1 = no limit",
+        "--spec-suffix-max-cached-requests  earlier outputs of the run in which every sequence "
+        "is looked up; the oldest are dropped first; 0 = none, -1 = no limit",
         NumberRange(-1, 1_000_000, "Use -1 for no limit."),
         FormRow("", -1, 1_000_000, short="keep"),
     )
     max_spec_factor: float = option(
         1.0,
-        "--spec-suffix-max-spec-factor F  most tokens of a draft for each matched one",
+        "--spec-suffix-max-spec-factor F  limit of the draft length, in tokens per matched token",
         NumberRange(0.0, 256.0, "Choose a number from 0 to 256."),
         FormRow("", 0.0, 256.0, short="factor"),
     )
     max_spec_offset: float = option(
         0.0,
-        "--spec-suffix-max-spec-offset F  added to that number of tokens",
+        "--spec-suffix-max-spec-offset F  tokens to add to that limit",
         NumberRange(-256.0, 256.0, "Choose a number from -256 to 256."),
         FormRow("", -256.0, 256.0, short="offset"),
     )
     min_token_prob: float = option(
         0.1,
-        "--spec-suffix-min-token-prob P  a draft ends before fewer of the matched places than "
-        "this share went the same way",
+        "--spec-suffix-min-token-prob P  a draft ends before a token that fewer than this share "
+        "of the matches continue with",
         _SHARE,
         FormRow("", 0.0, 1.0, short="min p"),
     )
@@ -401,7 +401,7 @@ class SuffixDrafter(Drafter):
 
 SPEC = DrafterSpec(
     SuffixDrafter.name,
-    "what most often followed the newest tokens, here and in earlier outputs",
+    "most frequent continuation of the newest tokens, here and in earlier outputs",
     lambda inputs: SuffixDrafter(inputs.options),
     SuffixOptions,
     lambda options: options.longest,

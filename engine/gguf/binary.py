@@ -144,11 +144,12 @@ class StringArray(Sequence[str]):
 
 
 ByteParts = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of strings the length in bytes, int32 [n], and the first and last eight bytes, uint64 [n]."""
+"""For each string its length in bytes, int32 [n], and its first and last eight bytes, uint64
+[n]."""
 
 
 def _words(data: bytes | bytearray) -> np.ndarray:
-    """The eight bytes from each place on as a number, uint64 [n - 7], in the same memory."""
+    """The eight bytes from each offset on as a number, uint64 [n - 7], in the same memory."""
     return np.ndarray(max(len(data) - 7, 0), "<u8", data, strides=(1,))
 
 
@@ -178,9 +179,9 @@ def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 class Cursor:
-    """Reads a file's head onward from `pos`, each read checked against the file before it happens.
+    """Reads a file's head from `pos` on; each read is checked against the file's size first.
 
-    `place` says what is being read; errors name it, or the byte offset while it is empty.
+    `place` names what is being read, for errors; if it is empty, they give the byte offset.
     """
 
     def __init__(
@@ -235,14 +236,14 @@ class Cursor:
         """Raise ModelFileError if `count` things of at least `min_bytes` cannot fit the file."""
         most = (self.size - self.pos) // min_bytes
         if count > most:
-            raise self.error(f"{count} {what} are announced, but the file has room for {most}")
+            raise self.error(f"it has {count} {what}, but the file has room for {most}")
 
     def announced(self, count: int, min_bytes: int, what: str) -> None:
         """Like room_for, and subtract `count` from the allowance."""
         self.room_for(count, min_bytes, what)
         left = self._allowance.take(count, what)
         if left is not None:
-            raise self.error(f"{count} {what} are announced, but at most {left} are read", UNUSUAL)
+            raise self.error(f"it has {count} {what}, but at most {left} are read", UNUSUAL)
 
     def check_cancelled(self) -> None:
         check_cancelled(self._cancelled)

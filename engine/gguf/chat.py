@@ -1,8 +1,8 @@
 """A model's chat template (`tokenizer.chat_template`, Jinja2), rendered in a child process.
 
-A template is a program from an untrusted file. Jinja's sandbox bounds what it can touch, not
-how long one multiplication or one padded format may take, and a thread cannot be stopped inside
-such a call; so every rendering runs in a child process that can be killed.
+A template is a program from an untrusted file. Jinja's sandbox limits what it can access, but not
+how long a single multiplication or padded format takes, and a thread cannot be stopped inside such
+a call. So every rendering runs in a child process that can be killed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_OUTPUT = 4_000_000  # characters
 MAX_MEMORY = 512 << 20  # bytes of address space, on Linux
 MAX_CPU = 2  # seconds, on POSIX systems; a rendering takes a tenth
 MAX_WALL = 8.0  # seconds; longer than MAX_CPU, for busy machines
-MAX_DETAIL = 300  # characters of what it says of an error
-LOOK_S = 0.03  # between two looks at whether a rendering is cancelled
+MAX_DETAIL = 300  # characters of its error message
+LOOK_S = 0.03  # between two checks for cancellation
 
 _STOPPED = (signal.SIGXCPU, signal.SIGKILL) if sys.platform != "win32" else ()
 _WORKER = Path(__file__).with_name("chat_worker.py")
@@ -64,9 +64,9 @@ class ChatTemplate:
         """The prompt's text. Takes about 0.1 s; the values must be representable in JSON.
 
         kwargs: further variables of the template, for example `enable_thinking` or `documents`;
-        none of them replaces the messages. Raises ChatTemplateError for a template that is
-        broken, refuses the messages, or takes more time, memory or output than a prompt can
-        need, and Cancelled soon after `cancelled` returns True.
+        they cannot replace the messages. Raises ChatTemplateError for a template that is broken,
+        refuses the messages, or takes more time, memory or output than a prompt can need, and
+        Cancelled soon after `cancelled` returns True.
         """
         if len(self.source) > MAX_TEMPLATE:
             what = f"is longer than {MAX_TEMPLATE:,} characters"
@@ -96,8 +96,8 @@ def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]
     limits = {"cpu": MAX_CPU, "memory": MAX_MEMORY, "output": MAX_OUTPUT}
     request = {"template": template, "variables": variables, "limits": limits}
     try:
-        # a file: communicate() of Python 3.11 does not send the rest of a pipe's input after its
-        # first timeout
+        # a file, because communicate() of Python 3.11 does not send the rest of a pipe's input
+        # after its first timeout
         with tempfile.TemporaryFile() as asked:
             asked.write(json.dumps(request).encode())
             asked.seek(0)
@@ -122,9 +122,10 @@ def _ask(template: str, variables: dict[str, Any], cancelled: Callable[[], bool]
 
 
 def _answer(worker: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> bytes | None:
-    """The worker's output, None on timeout. It has ended in any case."""
+    """The worker's output, None on timeout. The worker has ended in either case."""
     try:
-        # counted: a clock may go on while this process and the worker are both stopped
+        # attempts are counted, because a clock continues while this process and the worker are
+        # stopped
         for _ in range(round(MAX_WALL / LOOK_S)):
             check_cancelled(cancelled)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -136,15 +137,15 @@ def _answer(worker: subprocess.Popen[bytes], cancelled: Callable[[], bool]) -> b
 
 def _fail(reply: dict[str, Any]) -> NoReturn:
     kind, line = reply["error"], reply.get("line")
-    # the template's own words may reach a terminal
+    # text from the template may reach a terminal
     detail = shorten(str(reply.get("detail")), MAX_DETAIL)
     place = f" at line {line}" if line else ""
     message, remedy = {
         "broken": (f"is broken{place}: {detail}", _PLAIN),
         "refused": (f"refuses these messages: {detail}", _CHANGE),
-        "output": (f"writes more than {MAX_OUTPUT:,} characters", _PLAIN),
+        "output": (f"produces more than {MAX_OUTPUT:,} characters", _PLAIN),
         "memory": (f"needs more than {MAX_MEMORY >> 20} MiB of memory", _PLAIN),
         "time": ("takes too long and was stopped", _PLAIN),
-        "died": (f"ended its own rendering ({detail})", _PLAIN),
+        "died": (f"stopped with an error ({detail})", _PLAIN),
     }[kind]
     raise ChatTemplateError(f"The chat template {message}.", remedy)

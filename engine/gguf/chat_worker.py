@@ -1,8 +1,8 @@
-"""The child process that renders one chat template: a script with JSON in and JSON out.
+"""The child process that renders one chat template: a script with JSON input and output.
 
-It imports nothing of ours, so that it starts quickly, and limits itself before it looks at the
-template. Jinja's sandbox keeps the template from reaching anything; the limits end a template
-that computes too much, also inside a single operation such as `10 ** 10 ** 10`.
+It imports none of our modules, so that it starts quickly, and limits itself before it reads the
+template. Jinja's sandbox keeps the template from accessing anything; the limits end a template that
+computes too much, even inside a single operation such as `10 ** 10 ** 10`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_DETAIL = 300  # characters of an error message
 
 
 def main() -> None:
-    """Reads a request from standard input and writes the reply to standard output.
+    """Read a request from standard input and write the reply to standard output.
 
     request: template, variables, and limits (cpu in seconds, memory in bytes, output in
-    characters). reply: {"text"} or {"error", "line", "detail"}, where error is "broken",
-    "refused", "output" or "memory".
+    characters). reply: {"text"} or {"error", "line", "detail"}, where error is "broken", "refused",
+    "output" or "memory".
     """
     request = json.load(sys.stdin.buffer)
     _limit(request["limits"]["cpu"], request["limits"]["memory"])
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _limit(cpu: int, memory: int) -> None:
-    """Lowers what this process may take, where the system knows such limits."""
+    """Lower the limits of this process, if the system has such limits."""
     try:
         import resource
     except ImportError:
@@ -47,7 +47,7 @@ def _limit(cpu: int, memory: int) -> None:
 
 
 def _render(template: str, variables: dict[str, Any], max_output: int) -> dict[str, Any]:
-    """Renders as the published templates expect it (the environment of transformers 5)."""
+    """Render in the environment that published templates expect (that of transformers 5)."""
     import jinja2
 
     try:
@@ -66,7 +66,7 @@ def _render(template: str, variables: dict[str, Any], max_output: int) -> dict[s
     except MemoryError:
         raise
     except Exception as error:
-        # whatever an operator or a filter raises in a template is the template's fault
+        # anything that an operator or filter raises in a template is the template's fault
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
         return _failure("broken", lines[-1] if lines else None, error)
@@ -111,7 +111,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's own words for training; here it is a scope."""
+        """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 

@@ -27,12 +27,12 @@ from kernels.kernel_files import cache_folder
 
 HASH_S = 60.0
 """Time a command waits for the hash, seconds."""
-_CHUNK = 4 << 20  # bytes between two looks at whether it goes on, 2 ms
+_CHUNK = 4 << 20  # bytes between two checks for cancellation, 2 ms
 _LOOK_S = 0.05
 _MOST_KEPT = 256
-_MOST_BYTES = 1 << 20  # of the file that keeps them
+_MOST_BYTES = 1 << 20  # of the cache file
 _LARGE = 1 << 28
-_SETTLED_NS = 2 * 10**9  # since the last change; before, another one may get the same time
+_SETTLED_NS = 2 * 10**9  # since the last change; another one within it may have the same time
 
 
 ModelFilePart = tuple[Path, FileStamp, int]
@@ -60,7 +60,7 @@ def hash_tensors(
     return digest.hexdigest()
 
 
-# -- kept for the next time ----------------------------------------------------------------
+# -- cache ---------------------------------------------------------------------------------
 
 
 def kept_file() -> Path:
@@ -97,7 +97,7 @@ def _paths(key: list[list[Any]]) -> list[Any]:
 
 
 def _read() -> list[tuple[list[list[Any]], str]]:
-    """The hashes in `kept_file`, newest last; none where that file is missing or damaged."""
+    """The hashes in `kept_file`, newest last; none if that file is missing or damaged."""
     try:
         with kept_file().open("rb") as file:
             entries = json.loads(file.read(_MOST_BYTES))["contents"]

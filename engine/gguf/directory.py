@@ -37,8 +37,8 @@ _SCALARS = {int(type_): struct.Struct("<" + code) for type_, code in _CODES.item
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file. Of a
-    type whose size is not known, `n_bytes` is the room that the tensor has."""
+    """One directory entry. `shape` is in numpy order, `offset` absolute in its part's file.
+    `n_bytes`: for a type of unknown size, the space up to the next tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class TensorInfo:
     offset: int
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether the tensor can be used for one of this shape: dimensions of 1 may be missing at
+        """Whether the tensor can be used as one of this shape: dimensions of 1 may be missing at
         either end, and an unquantised one may be flattened."""
         if _core(self.shape) == _core(shape):
             return True
@@ -76,10 +76,10 @@ def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
 def read_directory(
     file: PartFile, part: int, allowance: HeadAllowance, cancelled: Callable[[], bool] = never
 ) -> Directory:
-    """Parse and check the head of a file; `part` is noted in every TensorInfo.
+    """Parse and check the head of a file; `part` is stored in every TensorInfo.
 
-    allowance: what is left of it for this part. Raises ModelFileError for anything that does not
-    fit the format, the file's size or the allowance, and Cancelled.
+    allowance: reduced by what this part uses. Raises ModelFileError for anything that does not fit
+    the format, the file's size or the allowance, and Cancelled.
     """
     cursor = Cursor(file, allowance, cancelled)
     version = _read_version(cursor)
@@ -116,7 +116,7 @@ def _read_version(cursor: Cursor) -> int:
         )
     if version not in (2, 3):
         raise cursor.error(
-            f"GGUF version {version}, while versions 2 and 3 can be read",
+            f"GGUF version {version}, but only versions 2 and 3 are supported",
             "Convert the original model with a llama.cpp that writes version 3."
             if version > 3
             else "Convert the original model again: llama.cpp writes version 3 since 2023.",
@@ -156,7 +156,7 @@ def _read_array(cursor: Cursor) -> Any:
     if item_id == GGUFValueType.BOOL:
         return cursor.numbers("u1", count) != 0
     if item_id == GGUFValueType.ARRAY:
-        raise cursor.error("an array of arrays, which no model format here uses")
+        raise cursor.error("an array of arrays, which is not supported")
     if item_id not in _SCALARS:
         raise cursor.error(f"unknown type {item_id} of array items")
     return cursor.numbers(_SCALARS[item_id].format, count)
@@ -182,7 +182,7 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
             raise cursor.error("appears twice")
         n_dims = cursor.u32()
         if n_dims > MAX_DIMS:
-            raise cursor.error(f"{n_dims} dimensions, while {MAX_DIMS} are the most")
+            raise cursor.error(f"{n_dims} dimensions, but at most {MAX_DIMS} are allowed")
         ne = [cursor.u64() for _ in range(n_dims)]
         type_, n_elements, n_bytes = _extent(cursor, ne, cursor.u32())
         offset = cursor.u64()
@@ -194,8 +194,8 @@ def _read_tensors(cursor: Cursor, count: int, part: int, alignment: int) -> list
 
 
 def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, int, int]:
-    """Type, number of elements and bytes of a tensor, checked for plausibility; 0 bytes where the
-    size of the type is not known."""
+    """Type, number of elements and bytes of a tensor, checked for plausibility; 0 bytes if the size
+    of the type is unknown."""
     if type_id > LARGEST_TYPE:
         raise cursor.error(f"unknown tensor type {type_id}")
     type_ = tensor_type(type_id)
@@ -203,18 +203,18 @@ def _extent(cursor: Cursor, ne: list[int], type_id: int) -> tuple[TensorType, in
         raise cursor.error("a dimension is zero")
     row = ne[0] if ne else 1
     if row % type_.block:
-        raise cursor.error(f"rows of {row} elements do not divide into {type_.name} blocks")
+        raise cursor.error(f"rows of {row} elements cannot be divided into {type_.name} blocks")
     n_elements = prod(ne)
     n_bytes = n_elements // type_.block * type_.n_bytes
     if n_bytes > cursor.size:
-        raise cursor.error(f"{n_bytes} bytes of data, while the file has {cursor.size}")
+        raise cursor.error(f"{n_bytes} bytes of data, but the file has only {cursor.size}")
     if n_elements >= 1 << 63:
-        raise cursor.error(f"{n_elements} elements, more than any file holds")
+        raise cursor.error(f"{n_elements} elements, more than a file can hold")
     return type_, n_elements, n_bytes
 
 
 def _with_sizes(tensors: list[TensorInfo], size: int) -> list[TensorInfo]:
-    """Tensors whose type has no known size reach to the next one, or to the end of the file."""
+    """Tensors of a type of unknown size extend to the next one, or to the end of the file."""
     if all(info.n_bytes for info in tensors):
         return tensors
     ends = dict(pairwise(sorted({info.offset for info in tensors} | {size})))
@@ -230,7 +230,7 @@ def _place(cursor: Cursor, info: TensorInfo, data_start: int) -> TensorInfo:
     if offset + info.n_bytes > cursor.size:
         cursor.place = f"tensor {shorten(info.name)}"
         raise cursor.error(
-            f"its data ends at byte {offset + info.n_bytes}, while the file has {cursor.size}"
+            f"its data ends at byte {offset + info.n_bytes}, but the file has only {cursor.size}"
         )
     return replace(info, offset=offset)
 
@@ -247,7 +247,7 @@ def _refuse_overlaps(cursor: Cursor, tensors: dict[str, TensorInfo]) -> None:
 # -- types of tensors ---------------------------------------------------------------------------
 
 LARGEST_TYPE = 1023
-"""Larger numbers count as damage: forks count to 400."""
+"""Larger numbers are treated as damage: forks use numbers up to 400."""
 
 _NEWER = {42: "Q2_0"}
 _REMOVED = {
@@ -272,7 +272,7 @@ _IK = {
 _PRISM = {142: "PQ2_0", 143: "PTQ1_0"}
 
 _QUANTISE = "Use a file of another quantisation, such as Q4_K_M or Q8_0, or quantise the original"
-_OBSERVE = "and look at that with `draftscope observe`"
+_OBSERVE = "and inspect that with `draftscope observe`"
 _REMEDIES = {
     "a newer llama.cpp": f"{_QUANTISE} again, or run it in llama-server {_OBSERVE}.",
     "an old llama.cpp": f"{_QUANTISE} again with llama-quantize.",
@@ -287,8 +287,8 @@ _NEW, _OLD, _OF_IK, _OF_PRISM, _UNKNOWN = _REMEDIES
 
 
 class TensorType(NamedTuple):
-    """A tensor type by its number in a file: of the gguf package, a newer or older llama.cpp, or a
-    fork, which is named and cannot be decoded here.
+    """A tensor type by its number in a file: of the gguf package, of a newer or older llama.cpp, or
+    of a fork. Types that are not in the gguf package are only named, not decoded.
 
     name: ggml's. block: elements of a block of n_bytes; 1 and 0 if unknown. owner: the engine that
     writes it, empty for a type of the gguf package.
@@ -306,7 +306,7 @@ class TensorType(NamedTuple):
 
 
 def tensor_type(number: int) -> TensorType:
-    """The type that ggml, or the engine that has taken the number, means by it."""
+    """The type with this number in ggml, or in the engine that uses it."""
     if number in _KNOWN:
         return _KNOWN[number]
     return TensorType(f"type {number}", 1, 0, _UNKNOWN)

@@ -1,5 +1,5 @@
-"""A validated, read-only view of a GGUF model: metadata, tensor directory, bytes of tensors; it may
-be split over several files, `name-00001-of-00003.gguf` and so on."""
+"""A validated, read-only view of a GGUF model: metadata, tensor directory and tensor bytes. It may
+be split over several files, `name-00001-of-00003.gguf` etc."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class GgufFile(TypedMetadata):
     """A model's files: heads have been read, tensors are read on demand.
 
     path: part 1. parts: all files. n_bytes: their total size. metadata: of part 1. tensors: the
-    directory over all parts, by name. contents: the parts as they were when opened. files: the
-    parts, which report changes also after they were closed.
+    directory of all parts, by name. contents: the parts as they were when opened. files: the parts,
+    which report changes even after they were closed.
     """
 
     def __init__(self, files: list[PartFile], directories: list[Directory]) -> None:
@@ -52,9 +52,9 @@ class GgufFile(TypedMetadata):
     ) -> GgufFile:
         """Read metadata and directory of a model, given its only file or part 1 of several.
 
-        part_alone: of one part, whichever it is. Raises ModelFileError for a file that is absent,
-        unreadable, damaged, not GGUF or written to meanwhile, and Cancelled soon after `cancelled`
-        returns True.
+        part_alone: read only this part, whichever it is. Raises ModelFileError for a file that is
+        missing, unreadable, damaged, not GGUF or modified meanwhile, and Cancelled soon after
+        `cancelled` returns True.
         """
         paths = [Path(path)]
         allowance = HeadAllowance()
@@ -78,10 +78,10 @@ class GgufFile(TypedMetadata):
             raise
 
     def raw(self, name: str, part: slice = slice(None)) -> np.ndarray:
-        """Bytes of a tensor, uint8 [n_bytes], in memory of their own. part: which of them.
+        """Bytes of a tensor, uint8 [n_bytes], as a copy. part: which of them.
 
-        Raises KeyError for a name not in `tensors`, ValueError after `close`, and ModelFileError
-        when the file has been cut short since it was opened.
+        Raises KeyError for a name not in `tensors`, ValueError after `close`, and ModelFileError if
+        the file has become shorter since it was opened.
         """
         start, stop, _ = part.indices(self.tensors[name].n_bytes)
         found = np.empty(stop - start, np.uint8)
@@ -89,15 +89,15 @@ class GgufFile(TypedMetadata):
         return found
 
     def read(self, name: str, into: np.ndarray, start: int = 0) -> None:
-        """Fill uint8 [n] with bytes of a tensor from its byte `start` on. Raises as `raw`."""
+        """Fill uint8 [n] with bytes of a tensor, starting at its byte `start`. Raises as `raw`."""
         info = self.tensors[name]
         if self._is_closed:
             raise ValueError(f"{self.path.name} is closed")
         self.files[info.part].read(info.offset + start, into.data)
 
     def read_ahead(self) -> None:
-        """Start to copy the tensors stored in blocks, in the background, for the reader that keeps
-        them in file layout (engine.gguf.reader)."""
+        """Start to copy tensors stored in blocks in the background, for a reader that keeps them in
+        file layout (engine.gguf.reader)."""
         for number, file in enumerate(self.files):
             spans: list[tuple[int, int]] = []
             mine = (one for one in self.tensors.values() if one.part == number)
@@ -110,7 +110,7 @@ class GgufFile(TypedMetadata):
                 file.read_ahead(spans)
 
     def mapped(self, part: int) -> mmap.mmap:
-        """A whole part as PartFile.mapped gives it. Raises ValueError after `close`."""
+        """A whole part, from PartFile.mapped. Raises ValueError after `close`."""
         if self._is_closed:
             raise ValueError(f"{self.path.name} is closed")
         return self.files[part].mapped()
@@ -144,15 +144,15 @@ class GgufFile(TypedMetadata):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close. Raises ModelFileError where a file was written to since it was opened: what was
-        read is neither the old one nor the new one."""
+        """Close. Raises ModelFileError if a file was modified since it was opened, because what was
+        read is then neither the old nor the new one."""
         self._is_closed = True
         _close(self.files, error)
 
 
 def _close(files: Sequence[PartFile], error: BaseException | None) -> None:
-    """Close files after reading, possibly after an error. Raises ModelFileError if one was written
-    to meanwhile, which explains the error."""
+    """Close files after reading, possibly after an error. Raises ModelFileError if one was modified
+    meanwhile, which explains the error."""
     try:
         if error is None or isinstance(error, DraftscopeError):
             for file in files:
@@ -181,7 +181,7 @@ def _join(parts: tuple[Path, ...], directories: list[Directory]) -> dict[str, Te
             raise ModelFileError(
                 parts[0],
                 "key split.tensors.count",
-                f"{wanted} tensors are expected, but the parts hold {len(tensors)}",
+                f"{wanted} tensors are expected, but the parts have {len(tensors)}",
                 "Use parts that belong to one download, under their original names.",
             )
     return tensors
@@ -191,9 +191,9 @@ _PART_NAME = re.compile(r"(?P<stem>.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 
 def _part_count(head: TypedMetadata) -> int:
-    """Number of files a model consists of, read from the metadata of one of them.
+    """Number of files of a model, from the metadata of one of them.
 
-    Raises ModelFileError when that one is not the first.
+    Raises ModelFileError if that one is not the first.
     """
     count = head.int_("split.count", 0)
     number = head.int_("split.no", 0)
@@ -205,19 +205,19 @@ def _part_count(head: TypedMetadata) -> int:
         raise ModelFileError(
             head.path,
             "key split.no",
-            f"this is part {number + 1} of {count}, and a model is opened from part 1",
+            f"this is part {number + 1} of {count}; open a model with its part 1",
             "Give the parts their original names." if is_named_so else f"Open {first} instead.",
         )
     return count
 
 
 def _part_paths(first: Path, count: int) -> list[Path]:
-    """The files that follow part 1; raises ModelFileError unless all of them are there."""
+    """The files after part 1; raises ModelFileError if any is missing."""
     if _part_name(first, 1, count) != first.name:
         raise ModelFileError(
             first,
             "file name",
-            "its other parts cannot be found from this name",
+            "its other parts cannot be found, because of this file name",
             f"Give part 1 its original name, which ends in -00001-of-{count:05d}.gguf.",
         )
     paths: list[Path] = []
@@ -235,13 +235,13 @@ def _part_paths(first: Path, count: int) -> list[Path]:
 
 
 def _check_part(head: TypedMetadata, number: int, count: int) -> None:
-    """Raise ModelFileError unless the metadata say that this is part `number` of `count`."""
+    """Raise ModelFileError unless the metadata describe part `number` of `count`."""
     found = head.int_("split.no"), head.int_("split.count")
     if found != (number - 1, count):
         raise ModelFileError(
             head.path,
             "key split.no",
-            f"part {number} of {count} is expected here, but this is {found[0] + 1} of {found[1]}",
+            f"part {number} of {count} is expected, but this is part {found[0] + 1} of {found[1]}",
             "Use parts that belong to one download, under their original names.",
         )
 

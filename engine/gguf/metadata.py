@@ -15,15 +15,15 @@ from engine.gguf.binary import StringArray, shorten
 D = TypeVar("D")
 V = TypeVar("V")
 REMEDY = "The file is damaged or unusual: download or convert the model again."
-REQUIRED: Any = object()  # default of a key that must be there
+REQUIRED: Any = object()  # default of a required key
 
 
 class TypedMetadata:
     """`metadata` holds str, int, float, bool, StringArray or a one-dimensional numpy array.
 
-    Each method returns the value of `key` in its type, or `default` where the key is absent. A key
-    that begins with a dot is one of the model's architecture. Raises ModelFileError for a wrong
-    type, and for an absent key without a default.
+    Each method returns the value of `key` in its type, or `default` if the key is missing. A key
+    that begins with a dot belongs to the model's architecture. Raises ModelFileError for a wrong
+    type, and for a missing key without a default.
     """
 
     def __init__(self, path: Path, metadata: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ class TypedMetadata:
 
     @property
     def architecture(self) -> str:
-        """`general.architecture`, or "" where it is absent."""
+        """`general.architecture`, "" if missing."""
         return self.str_("general.architecture", "")
 
     def full(self, key: str) -> str:
@@ -44,7 +44,7 @@ class TypedMetadata:
         return ModelFileError(self.path, f"key {self.full(key)}", what, REMEDY)
 
     def get(self, key: str) -> Any:
-        """The value of any type, None where the key is absent."""
+        """The value of any type, None if the key is missing."""
         return self.metadata.get(self.full(key))
 
     def int_(self, key: str, default: D = REQUIRED) -> int | D:

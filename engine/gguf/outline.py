@@ -19,13 +19,13 @@ _VOCABULARY = (
 )
 _PROJECTOR = (
     "a projector for images or audio (mmproj)",
-    "Open the model that it goes with: text is decoded without it, and images are not read here.",
+    "Open the model that it belongs to, for text only: images are not supported here.",
 )
 _LORA = (
     "a LoRA adapter",
     (
-        "It is not applied here: merge it into its model with llama.cpp's llama-export-lora, and "
-        "open the result."
+        "Adapters are not supported here: merge it into its model with llama.cpp's "
+        "llama-export-lora, and open the result."
     ),
 )
 _IMATRIX = (
@@ -34,19 +34,19 @@ _IMATRIX = (
 )
 _MTP = "the MTP block of a model, without its trunk"
 _BLOCK = re.compile(r"blk\.\d")
-_CONTROL = ("a control vector", "It is not applied here: open the model that it was made for.")
+_CONTROL = ("a control vector", "It is not supported here: open the model that it was made for.")
 
 _EMBEDDING = (
-    "a model that embeds a text and writes none",
+    "an embedding model, which generates no text",
     "Open a model that generates text; llama-server --embeddings runs this one.",
 )
 _DIFFUSION = (
-    "a model whose tokens see those after them, as encoders and text diffusion have it",
-    "Open a model that generates one token after another: no other drafts or verifies.",
+    "a model without causal attention, such as an encoder or a text diffusion model",
+    "Open an autoregressive model: speculative decoding needs one.",
 )
 _FOREIGN = (
-    "another kind of model, with neither tokens nor blocks",
-    "Open it in the program that it was made for, such as one that makes pictures or speech.",
+    "another kind of model, without token embeddings and blocks",
+    "Open it in the program that it was made for, such as one that generates images or speech.",
 )
 
 
@@ -74,8 +74,7 @@ def other_kind(file: GgufFile) -> tuple[str, str] | None:
 
 
 def bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
-    """Bytes by name of the type, with its owner if that is not llama.cpp; the largest share
-    first."""
+    """Bytes by type name, largest share first."""
     totals: dict[str, int] = defaultdict(int)
     for tensor in tensors:
         totals[tensor.type.name] += tensor.n_bytes
@@ -83,7 +82,7 @@ def bytes_by_type(tensors: Iterable[TensorInfo]) -> dict[str, int]:
 
 
 def tokenizer_line(file: TypedMetadata) -> str:
-    """The tokenizer in one line, as far as the file has one."""
+    """The tokenizer in one line, "none" if the file has none."""
     found = {
         name: file.metadata.get(f"tokenizer.ggml.{name}")
         for name in ("model", "pre", "bos_token_id", "eos_token_id")
@@ -107,10 +106,10 @@ def tokenizer_line(file: TypedMetadata) -> str:
 
 
 def outline(file: GgufFile) -> dict[str, Any]:
-    """Name, architecture, kind, sizes and tokenizer of a file, as json can write them.
+    """Name, architecture, kind, sizes and tokenizer of a file, ready for JSON.
 
-    sizes: whole numbers that the architecture's own keys give, by the key without its prefix.
-    unknown_types: types of tensors that cannot be decoded here, with what writes them.
+    sizes: whole numbers under the architecture's own keys, by key without the prefix.
+    unknown_types: tensor types that cannot be decoded here, with the engine that writes them.
     """
     arch, tensors = file.architecture, file.tensors.values()
     other = other_kind(file)

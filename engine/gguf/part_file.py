@@ -21,10 +21,11 @@ DAMAGED = "The file is incomplete or damaged: download or copy it again."
 WRITTEN, REPLACED = "written", "replaced"
 """Changes of a file: written in place, or replaced by another one under its name."""
 _READ = 2 << 20
-"""Bytes read at once at most: what the system has just cleared for them is in the processor's cache
-then. 64 MiB at once took twice the time into huge pages (Xeon, family 6 model 207)."""
+"""Most bytes per read: destination pages that the system has just cleared are then still in the
+processor's cache. Reads of 64 MiB took twice the time into huge pages (Xeon, family 6 model
+207)."""
 _LATER = "Open it again when it is complete."
-# they change st_ctime but not the content
+# changes of these update st_ctime but not the content
 _OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
 
 
@@ -32,7 +33,7 @@ _OF_ENTRY = "st_mode", "st_uid", "st_gid", "st_nlink"
 class FileStamp:
     """What changes with a file: size in bytes, time of the last change, number on its disk.
 
-    ctime_ns is the time that the system gave the last change: mtime_ns can be set by anyone.
+    ctime_ns: the time that the system recorded; mtime_ns can be set by anyone.
     """
 
     size: int
@@ -47,7 +48,7 @@ class FileStamp:
 
 
 class PartFile:
-    """A file that is open from the beginning until `close`, or as long as mapped bytes are in use.
+    """A file that stays open until `close`, or while mapped bytes are in use.
 
     stamp: as it was when opened. n_bytes: its size then.
     """
@@ -94,8 +95,8 @@ class PartFile:
         return self._map is not None
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fill all of `into`. Raises ModelFileError where the file has become too short, and for
-        an error of its disk."""
+        """Fill all of `into`. Raises ModelFileError if the file has become too short or its disk
+        fails."""
         done = 0
         try:
             self._file.seek(offset)
@@ -157,11 +158,11 @@ class PartFile:
             self._map = None
         self._file.close()
 
-    # -- what becomes of it on the disk ----------------------------------------------------
+    # -- changes on disk -------------------------------------------------------------------
 
     def change(self) -> str:
         """WRITTEN, REPLACED, or empty if the file is the opened one or was removed, which is
-        harmless while it is open. Costs one system call, two once it was replaced or removed."""
+        harmless while it is open. Costs one system call, or two if it was replaced or removed."""
         if self._is_written:
             return WRITTEN
         try:
@@ -179,7 +180,7 @@ class PartFile:
         return WRITTEN if self._is_written else REPLACED if is_other else ""
 
     def check_unchanged(self) -> None:
-        """Raises ModelFileError where the file was written to since it was opened."""
+        """Raises ModelFileError if the file was written to since it was opened."""
         if self.change() == WRITTEN:
             raise self._changed()
 
@@ -208,7 +209,7 @@ class PartFile:
 
 
 class _Mapping(mmap.mmap):
-    """A mapped file, whose bus errors are caught where the system lets them be."""
+    """A mapped file whose bus errors are caught if the system allows it."""
 
     path: Path
     is_struck = False
@@ -217,7 +218,7 @@ class _Mapping(mmap.mmap):
     def error(self) -> ModelFileError:
         """The error for an unreadable page."""
         is_short = self.size() < len(self)
-        what = "was cut short" if is_short else "could not be read any more"
+        what = "was cut short" if is_short else "can no longer be read"
         return ModelFileError(
             self.path,
             "file",
@@ -230,7 +231,8 @@ def check_mapped() -> None:
     """Raises ModelFileError if a mapped file could not be read since the last call: results since
     then are invalid. Costs a table look-up.
 
-    Only where such a read can be caught (kernels.llvm.bus_errors); elsewhere it ends the process.
+    Works only if such reads can be caught (kernels.llvm.bus_errors); otherwise they end the
+    process.
     """
     numbers = _handler.struck() if _handler else ()
     if struck := [_guarded[number] for number in numbers if number in _guarded]:
@@ -276,9 +278,9 @@ def _guard(mapping: _Mapping) -> None:
 
 
 CHANGES = "file_changes"
-"""Fact of a run: what became of its model files, a list of objects. file: name. change: WRITTEN or
-REPLACED. mapped: whether weights in use were the file's own. round: in which it was found, None
-for before the first and after the last one; after: the last round before."""
+"""Fact of a run: changes of its model files, a list of objects. file: name. change: WRITTEN or
+REPLACED. mapped: whether weights in use were the file's own. round: in which the change was found,
+None before the first or after the last one; after: the last round before."""
 
 
 LOOK_S = 1 / 4
@@ -322,8 +324,8 @@ _AT_ONCE = 16 << 20
 
 
 class PrivateCopy:
-    """memory: untouched, on huge pages if available: they take as long to fill, and products read
-    them faster (engine.machine.host_memory)."""
+    """memory: not yet touched, on huge pages if available: these take no longer to fill, and
+    products read them faster (engine.machine.host_memory)."""
 
     def __init__(self, n_bytes: int) -> None:
         """Raises OSError."""
@@ -334,7 +336,7 @@ class PrivateCopy:
         if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
             self.memory = mmap.mmap(-1, n_bytes)
             return
-        # Linux begins such memory at the start of a huge page
+        # Linux aligns such memory to huge pages
         n_bytes = -(-n_bytes // _HUGE) * _HUGE
         self.memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -350,8 +352,8 @@ class PrivateCopy:
             self._thread.start()
 
     def has(self, start: int, stop: int, seconds: float) -> bool | None:
-        """Whether these bytes are there; None if unknown within these seconds. Bytes that will
-        never come, also after an error, must be read by the caller."""
+        """Whether these bytes are available; None if undecided after these seconds. Bytes that will
+        never come, for example after an error, must be read by the caller."""
         if not any(first <= start and stop <= last for first, last in self._spans):
             return False
         with self._moved:
@@ -359,7 +361,7 @@ class PrivateCopy:
             return self._until >= stop or (False if self._is_done else None)
 
     def stop(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._is_wanted = False
         if self._thread is not None:
             self._thread.join()

@@ -49,8 +49,8 @@ def _pattern(word: str, digits: str = r"\p{N}", breaks: str = r"\s*[\r\n]+") -> 
 
 
 def _kimi() -> str:
-    """Runs of Han; other words, marks among them, which end before an upper case letter that
-    follows a lower case one."""
+    """Runs of Han characters; other words, including marks, which end before an upper case letter
+    that follows a lower case one."""
     both = r"\p{Lm}\p{Lo}\p{M}"
     upper, lower = (rf"[{case}{both}&&[^\p{{Han}}]]" for case in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
     before, ending = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"

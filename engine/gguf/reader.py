@@ -1,5 +1,5 @@
-"""Reads a model's tensors, as float32 or as they are stored, with progress by bytes and a way to
-cancel."""
+"""Reads a model's tensors as float32 or as stored, reporting progress in bytes; can be
+cancelled."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ class TensorReader:
         self._mapped, self._in_place = mapped, in_place
         self._tables_mapped = tables_mapped or mapped
         self._parts: dict[tuple[int, bool], tuple[mmap.mmap, Tensor]] = {}
-        """Files of the model as they lie in memory, and as uint8 [its size]."""
+        """Files of the model in memory, and the same as uint8 [its size]."""
         self._copies: dict[int, PrivateCopy] = {}
         self._settled: set[str] = set()
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor as float32 of `shape` (numpy order), in memory of its own, times its scale.
+        """The tensor as float32 of `shape` (numpy order), as a copy, multiplied by its scale.
 
         Dimensions of 1 that the file has or lacks at either end are ignored. Raises Cancelled,
-        ModelFileError (absent, other shape), UnsupportedModelError (a type without a decoder)
-        and OutOfMemoryError.
+        ModelFileError (missing, other shape), UnsupportedModelError (a type without a decoder) and
+        OutOfMemoryError.
         """
         (tensor,) = self._pieces(name, shape, 1, "dequantising", self._decode)
         scale = self.scale(name)
@@ -80,17 +80,17 @@ class TensorReader:
         return tensor.reshape(shape)
 
     def take_halves(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A tensor of F16 or BF16 as bfloat16 of `shape`, in memory of its own. Raises as `take`,
-        for no type."""
+        """An F16 or BF16 tensor as bfloat16 of `shape`, as a copy. Raises as `take`, but never for
+        its type."""
         (tensor,) = self._pieces(name, shape, 1, "reading", self._in_bf16)
         return tensor.reshape(shape)
 
     def take_ids(self, name: str, shape: tuple[int, ...], n: int) -> Tensor:
-        """A tensor of I32 as int64 of `shape`, numbers from 0 to n - 1. Raises as `take`."""
+        """An I32 tensor as int64 of `shape`, numbers from 0 to n - 1. Raises as `take`."""
         (data,) = self._pieces(name, shape, 1, "reading", partial(self._stored, False))
         info = self._file.tensors[name]
         if info.type.name != "I32":
-            what = f"numbers of type {info.type.name} where I32 is needed"
+            what = f"has type {info.type.name}, but I32 is needed"
             raise ModelFileError(self._file.parts[info.part], f"tensor {name}", what, REMEDY)
         ids = data.view(torch.int32).to(torch.int64).reshape(shape)
         if int(ids.min()) < 0 or int(ids.max()) >= n:
@@ -113,10 +113,10 @@ class TensorReader:
             yield (piece if scale is None else piece.mul_(one)).reshape(shape[1:])
 
     def take_blocks(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor as stored, uint8 [..., rows, bytes per row], for reading only.
+        """The tensor as stored, uint8 [..., rows, bytes per row], read-only.
 
-        shape: ends in rows and columns; a row has to be whole blocks, as GGUF wants it. Raises
-        Cancelled, ModelFileError and OutOfMemoryError as `take`.
+        shape: ends in rows and columns; a row must consist of whole blocks, as GGUF requires.
+        Raises Cancelled, ModelFileError and OutOfMemoryError as `take`.
         """
         read = partial(self._stored, self._mapped)
         (tensor,) = self._pieces(name, shape, 1, "reading", read)
@@ -148,10 +148,7 @@ class TensorReader:
                 part[0].madvise(mmap.MADV_DONTNEED, start, stop - start)
 
     def rows(self, name: str, shape: tuple[int, ...]) -> StoredRows:
-        """A table for row look-ups; the first row is decoded as a check.
-
-        Raises as `take`.
-        """
+        """A table for row look-ups; the first row is decoded as a check. Raises as `take`."""
         info = self._find(name, shape)
         self._decode(info, slice(0, info.n_bytes // shape[0]), shape[1])
         read = self._row_by_row if self._tables_mapped else partial(self._stored, False)
@@ -159,7 +156,7 @@ class TensorReader:
         return StoredRows(data, info.type.name, shape)
 
     def is_scaled(self, name: str) -> bool:
-        """Whether a matrix has a scale of its own, so that its blocks alone are not its values."""
+        """Whether a matrix has a separate scale, so that its blocks alone are not its values."""
         return scale_of(name) in self._file.tensors
 
     def scale(self, name: str) -> Tensor | None:
@@ -184,7 +181,7 @@ class TensorReader:
     def _pieces(
         self, name: str, shape: tuple[int, ...], count: int, what: str, read: _Read
     ) -> Iterator[Tensor]:
-        """A tensor in `count` equal parts, counted as progress the first time."""
+        """A tensor in `count` equal parts, included in the progress the first time."""
         info = self._find(name, shape)
         size = info.n_bytes // count
         is_new = name not in self._seen
@@ -207,26 +204,26 @@ class TensorReader:
             raise ModelFileError(
                 self._file.path,
                 f"tensor {name}",
-                f"missing, while the model needs it with shape {_text(shape)}",
+                f"missing, but the model needs it with shape {_text(shape)}",
                 REMEDY,
             )
         if not info.fits(shape):
             raise ModelFileError(
                 self._file.parts[info.part],
                 f"tensor {name}",
-                f"has shape {_text(info.shape)}, while the metadata ask for {_text(shape)}",
+                f"has shape {_text(info.shape)}, but by the metadata it must be {_text(shape)}",
                 REMEDY,
             )
         return info
 
     def _stored(self, mapped: bool, info: TensorInfo, part: slice, n_elements: int) -> Tensor:
-        """A tensor as stored, with each of its pages touched once."""
+        """A tensor as stored; each of its pages is touched once."""
         if mapped:
             tensor = self._place(info, mapped=True)
             tensor[:: mmap.PAGESIZE].amax()  # a byte of each page
         else:
             tensor = self._copied(info)
-        # anywhere in the file, while products read whole words
+        # tensors may start anywhere in the file, but products read whole words
         is_aligned = not (mapped or self._in_place) or tensor.data_ptr() % _ALIGNED == 0
         return tensor if is_aligned else tensor.clone()
 
@@ -260,7 +257,8 @@ class TensorReader:
         return tensor
 
     def _place(self, info: TensorInfo, *, mapped: bool) -> Tensor:
-        """Where a tensor lies in the mapped file, or is to lie in a copy of it."""
+        """The tensor's place in the mapped file, or in a copy of it that may still have to be
+        filled."""
         key = info.part, mapped
         if key not in self._parts:
             if mapped:
@@ -282,7 +280,7 @@ class TensorReader:
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self._file.parts[info.part].name}: tensor {shorten(info.name)} has type "
-                f"{info.type.name}, which cannot be turned into numbers here.",
+                f"{info.type.name}, which cannot be dequantised here.",
                 "Use a file with another quantisation, such as Q4_K_M or Q8_0.",
             ) from None
         except (MemoryError, RuntimeError) as error:
@@ -293,7 +291,7 @@ class TensorReader:
 
 def _no_memory(info: TensorInfo, n_bytes: int) -> OutOfMemoryError:
     return OutOfMemoryError(
-        f"No memory is left for tensor {shorten(info.name)}, which needs "
+        f"There is not enough memory for tensor {shorten(info.name)}, which needs "
         f"{n_bytes / 2**20:.0f} MiB.",
         "Close other programs, or use a smaller model.",
     )

@@ -17,7 +17,8 @@ _SPACE = "\u2581"
 _BYTE_OF = {text: bytes([byte]) for byte, text in enumerate(BYTE_TOKENS)}
 _IS_BYTE = 6
 _STEPS, _UNKNOWN, _INVALID = 10_000, -10_000_000, -20_000_000
-"""Steps of a PLaMo score, the score of a character in bytes, and what is not used, in steps."""
+"""Steps of a PLaMo score per unit; the score, in steps, of a character as bytes, and of unused
+tokens."""
 
 Encoder = Callable[[str], list[int]]
 
@@ -29,7 +30,7 @@ def _joined_by_score(
 
     def encode(text: str) -> list[int]:
         parts = list(text.replace(" ", _SPACE))
-        # parts before and after each, as they are joined; a joined part leaves an empty one
+        # the parts before and after each one, as parts are joined; the right one becomes empty
         before, after = list(range(-1, len(parts) - 1)), list(range(1, len(parts) + 1))
         best: list[tuple[float, int, int, int]] = []
 
@@ -88,7 +89,7 @@ def _best_sum(
                 step = steps.get(piece, _INVALID)
                 if step == _INVALID:
                     continue
-                # of equals the longest
+                # the longest of equal ones
                 if (cost := costs[at + length] - step) < costs[at]:
                     costs[at], lengths[at], chosen[at] = cost, length, ids[piece]
                 if step == _UNKNOWN:
@@ -110,11 +111,11 @@ def _best_sum(
 
 
 SCORED = {"llama": (_joined_by_score, True), "plamo2": (_best_sum, False)}
-"""By `tokenizer.ggml.model`: what makes the encoder of tokens, ids, scores and types; whether,
-unless the file says otherwise, a text gets a beginning token and a space in front."""
+"""By `tokenizer.ggml.model`: the function that makes an encoder from tokens, ids, scores and types;
+whether texts get a beginning token and a space in front, unless the file says otherwise."""
 
 
 def bytes_of_scored(model: str) -> Callable[[str], bytes]:
-    """The bytes that a normal token or one of a byte stands for."""
+    """A function from a normal or byte token to the bytes that it represents."""
     space = _SPACE if model == "llama" else " "
     return lambda token: _BYTE_OF.get(token) or token.replace(space, " ").encode()

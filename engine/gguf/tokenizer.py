@@ -1,7 +1,7 @@
-"""Text to token ids and back, from a GGUF's own vocabulary.
+"""Text to token ids and back, with a GGUF file's own vocabulary.
 
-Special tokens are cut out of the raw text first, longest text first; what is left is split by
-the model family's pattern and merged (byte-level BPE), or cut into pieces by their scores
+First, special tokens are cut out of the raw text, longest text first. The rest is split by the
+model family's pattern and merged (byte-level BPE), or divided into pieces by their scores
 (engine.gguf.scored_pieces). Nothing is normalised.
 """
 
@@ -24,7 +24,7 @@ from engine.gguf.scored_pieces import BYTE_TOKENS, SCORED, bytes_of_scored
 
 MAX_TOKEN_LENGTH = 4096  # characters; real vocabularies stay below 300
 
-# a model that writes one of these has finished, whatever type the file gives the token
+# a model that emits one of these has finished, whatever the token's type in the file
 _END_TEXTS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -55,7 +55,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-# as plain numbers: comparing with members of an enumeration takes several times as long
+# plain numbers, because comparison with enumeration members takes several times as long
 _NORMAL, _USER_DEFINED, _BYTE = (
     int(kind) for kind in (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.BYTE)
 )
@@ -122,14 +122,14 @@ class Tokenizer:
             return cls._scored(file, model, pre, cancelled)
         if model != "gpt2":
             raise UnsupportedModelError(
-                f'{file.path.name} uses the tokenizer "{shorten(model)}".',
-                f"Supported are {', '.join(SCORED)} and gpt2, which the Qwen families have.",
+                f'{file.path.name} has the tokenizer "{shorten(model)}", which is not supported.',
+                f"Supported are {', '.join(SCORED)} and gpt2 (Qwen families).",
             )
         splitting = SPLITTINGS.get(pre)
         if splitting is None:
             raise UnsupportedModelError(
-                f'{file.path.name} splits text by the pattern "{shorten(pre)}".',
-                f"Supported patterns are {', '.join(sorted(SPLITTINGS))}.",
+                f'{file.path.name} has the pre-tokenizer "{shorten(pre)}", which is not supported.',
+                f"Supported are {', '.join(sorted(SPLITTINGS))}.",
             )
         tokens, ids = _read_tokens(file, BYTE_CHARACTERS, cancelled)
         types = _read_types(file, len(tokens))
@@ -202,12 +202,12 @@ class Tokenizer:
         return self._by_piece.get(piece, ())
 
     def is_control(self, token_id: int) -> bool:
-        """Whether the token steers the model and stands for no text."""
+        """Whether the token controls the model and represents no text."""
         return 0 <= token_id < self.n_vocab and self._types[token_id] == TokenType.CONTROL
 
 
 class StreamDecoder:
-    """Turns ids into text one at a time, holding back bytes that only start a character."""
+    """Turns ids into text one at a time, holding back bytes of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -215,27 +215,27 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token, often "" inside a character."""
+        """The text completed by this token, often "" within a character."""
         return self._decoder.decode(self._tokenizer.piece(token_id, special=self._special))
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for an unfinished character. Ready for a new text."""
+        """The rest at the end: U+FFFD for an incomplete character. Then ready for a new text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
 
 
 def _longest_first(tokens: Sequence[str], types: bytes) -> list[tuple[str, int]]:
-    """Texts and ids of the tokens that are cut out of a text, most UTF-8 bytes first."""
+    """Texts and ids of tokens that are cut out of a text, most UTF-8 bytes first."""
     places = np.flatnonzero(np.isin(np.frombuffer(types, np.uint8), list(_CUT_OUT)))
     wanted = [(tokens[i], i) for i in places.tolist() if tokens[i]]
     return sorted(wanted, key=lambda entry: len(entry[0].encode()), reverse=True)
 
 
 def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
-    """Text with the ids of special tokens in place of theirs; no empty parts.
+    """The text, with special tokens replaced by their ids; no empty parts.
 
-    Earlier entries of `specials` take their places first, from the left, and never overlap.
+    Earlier entries of `specials` are found first, from left to right; matches never overlap.
     """
     taken = bytearray(len(text))
     cuts: list[tuple[int, int, int]] = []
@@ -248,7 +248,7 @@ def _cut(text: str, specials: list[tuple[str, int]]) -> list[str | int]:
                 taken[start:end] = b"\1" * len(special)
                 cuts.append((start, end, token_id))
             else:
-                # whatever starts before this run of taken places ends would overlap it too
+                # a match that starts before the end of this taken run would overlap it too
                 end = taken.find(0, blocked)
             start = text.find(special, end) if end >= 0 else -1
     parts: list[str | int] = []

@@ -1,4 +1,4 @@
-"""Devices: the names of `--device`, waiting, the meaning of failures; copies between host and
+"""Devices: names of `--device`, waiting, and the meaning of failures. Copies between host and
 device: uploads, which do not wait, and `read`, which does."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.plain_text import size_text
 CPU = torch.device("cpu")
 _LOST = ("CUDA error", "Triton Error [CUDA]")
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Messages of other libraries that find no memory left."""
+"""Messages of other libraries that run out of memory."""
 _REMEDY = "Use --device cpu, or auto."
 _SMALLER = (
     "Lower -c, -np, -ub or --spec-draft-n-max, choose --rollback replay, use a smaller file, close "
@@ -29,8 +29,8 @@ _SMALLER = (
 
 
 class DeviceMemory(NamedTuple):
-    """A device as device_name has it, and its memory in bytes: held by this program, None where
-    that cannot be seen; free for any program."""
+    """name: from device_name. Bytes of its memory: held by this program, None if unknown; free for
+    any program."""
 
     name: str
     held: int | None
@@ -38,28 +38,36 @@ class DeviceMemory(NamedTuple):
 
 
 def cuda_devices() -> dict[str, str]:
-    """Names of all CUDA devices as their makers have them, by what --device takes."""
+    """The manufacturer's name of every CUDA device, by its name for --device."""
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(n)}
 
 
-def device_memory(device: torch.device) -> DeviceMemory:
-    """The present memory of a device."""
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """The current memory of a device; None for one that has failed, which answers nothing."""
     if device.type != "cuda":
         return DeviceMemory(device_name(device), resident_memory(), available_memory())
-    held = torch.cuda.memory_reserved(device)
-    return DeviceMemory(device_name(device), held, torch.cuda.mem_get_info(device)[0])
+    try:
+        free = _free(device)
+    except DeviceLostError:
+        return None
+    return DeviceMemory(device_name(device), torch.cuda.memory_reserved(device), free)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of a CUDA device that are free. Raises DeviceLostError."""
+    return run_on(device, lambda: int(torch.cuda.mem_get_info(device)[0]))
 
 
 def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
-    """Raise OutOfMemoryError if a CUDA device has less memory left than these bytes by purpose
-    together: its driver might use host memory instead, a hundred times slower."""
+    """Raise OutOfMemoryError if a CUDA device cannot hold these bytes, given by purpose: its driver
+    might use host memory instead, a hundred times slower. Raises DeviceLostError."""
     if device.type != "cuda":
         return
-    needed, free = sum(sizes.values()), _room(device)
+    needed, free = sum(sizes.values()), _free(device)
     if needed > free:
-        free_unused(device)  # garbage of finished runs
-        free = _room(device)
+        free_unused(device)  # garbage of finished runs, and what torch keeps for later
+        free = _free(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(
@@ -69,18 +77,12 @@ def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
         )
 
 
-def _room(device: torch.device) -> int:
-    """Bytes of a CUDA device that this program can use, torch's cache included."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + kept
-
-
 def resolve_device(name: str) -> torch.device:
-    """The device meant by "auto", "cpu", "cuda", "cuda:N", or a part of the name of just one CUDA
-    device, in capitals or not; one of CUDA always has its number.
+    """The device for "auto", "cpu", "cuda", "cuda:N", or a part of the name of exactly one CUDA
+    device, in any case. A CUDA device always gets its number.
 
-    "auto" is the first CUDA device if there is one, else the processor. Raises OptionError for
-    another name and for a CUDA device that is not there.
+    "auto" is the first CUDA device, or the processor if there is none. Raises OptionError for
+    another name or a missing CUDA device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -129,7 +131,7 @@ R = TypeVar("R")
 
 
 def inference_mode(call: Callable[P, R]) -> Callable[P, R]:
-    """`torch.inference_mode` as a decorator, which costs nothing where that is on already."""
+    """`torch.inference_mode` as a decorator that costs nothing if the mode is on already."""
     enter = torch.inference_mode()(call)
 
     @functools.wraps(call)
@@ -180,7 +182,7 @@ def meaning_of(
     if is_failed:
         return DeviceLostError(
             f"{device} failed: {first}",
-            "What was recorded is kept. Start the program again, or use --device cpu.",
+            "The recorded rounds are kept. Start the program again, or use --device cpu.",
         )
     return None
 
@@ -217,8 +219,8 @@ HostValues = np.ndarray | Tensor | Sequence[int] | Sequence[Sequence[int]]
 def upload(values: HostValues, device: torch.device) -> Tensor:
     """Host values as a tensor on a device; whole numbers in lists become int64.
 
-    The device is not waited for: a CUDA device copies from pinned memory when it gets there. On
-    the processor arrays and tensors are shared, not copied.
+    Does not wait for the device: a CUDA device copies from pinned memory when it gets there. On the
+    processor arrays and tensors are shared, not copied.
     """
     host = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
     if device.type == "cpu":
@@ -227,8 +229,8 @@ def upload(values: HostValues, device: torch.device) -> Tensor:
 
 
 class Uploads:
-    """Arrays uploaded together, pass after pass. On the CPU arrays of equal shapes are always at
-    the same address, where recorded passes find them without a copy; the previous ones are
+    """Arrays uploaded together in each pass. On the CPU arrays of equal shapes are always at the
+    same address, where recorded passes find them without a copy; the previous ones are
     overwritten."""
 
     def __init__(self) -> None:
@@ -242,7 +244,7 @@ class Uploads:
         self, arrays: Sequence[np.ndarray], device: torch.device
     ) -> tuple[Tensor, list[Tensor]]:
         """Arrays on a device in one upload: the bytes of all, uint8 [n], and each as a view of
-        them. Arrays of the same shapes are always of the same types."""
+        them. Arrays of the same shapes must always have the same types."""
         is_shared = device.type == "cpu"
         shapes = tuple([array.shape for array in arrays])
         place = self._places.get(shapes) if is_shared else None
@@ -259,7 +261,7 @@ class Uploads:
 
 
 class _Place(NamedTuple):
-    """Host memory for arrays: parts, and tensors that are views of it; starts: the byte of each."""
+    """Host memory for arrays. parts, tensors: views of it. starts: the first byte of each."""
 
     together: Tensor
     parts: list[np.ndarray]
@@ -268,7 +270,7 @@ class _Place(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Sequence[np.ndarray]) -> _Place:
-        # each begins where numbers of 8 bytes may
+        # each is aligned for numbers of 8 bytes
         starts = [0, *accumulate(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]
         whole = np.empty(starts[-1], np.uint8)
         parts = [
@@ -296,7 +298,7 @@ def pinned(host: Tensor) -> Tensor:
 def read(*tensors: Tensor) -> list[np.ndarray]:
     """The values of tensors of one device, on the host.
 
-    Waits for the device; so everything needed should be read in one call, which is one transfer.
+    Waits for the device, so everything needed should be read in one call, which is one transfer.
     """
     if tensors[0].device.type == "cpu":
         return [tensor.numpy() for tensor in tensors]
@@ -304,7 +306,7 @@ def read(*tensors: Tensor) -> list[np.ndarray]:
 
 
 def in_one_transfer(tensors: Sequence[Tensor]) -> list[np.ndarray]:
-    """The values of tensors of one device by a copy of their bytes, one after the other."""
+    """The values of tensors of one device, by one copy of their concatenated bytes."""
     together = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
     parts = np.split(together.cpu().numpy(), list(accumulate(t.nbytes for t in tensors))[:-1])
     return [

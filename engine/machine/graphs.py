@@ -1,9 +1,9 @@
-"""Recorded forward passes of few tokens: recorded once, then started by one call.
+"""Forward passes of few tokens, recorded once and then started by one call.
 
-Such a pass is hundreds of kernels of some microseconds each, and Python takes longer to launch them
-than they take. A graph, of CUDA or a table of launches on the CPU, repeats the kernels with the
-recorded addresses and numbers. So everything that changes from pass to pass must be values in
-tensors at fixed addresses; a pass that differs otherwise has another key and is recorded
+Such a pass consists of hundreds of kernels of a few microseconds each, and Python takes longer to
+launch them than they run. A graph (of CUDA, or a table of launches on the CPU) repeats the kernels
+with the recorded addresses and numbers. So everything that changes between passes must be values in
+tensors at fixed addresses; a pass that differs in anything else has another key and is recorded
 separately.
 """
 
@@ -32,18 +32,16 @@ from kernels.dispatch import uses_llvm
 from kernels.llvm.program import Launch, LaunchTable, watched
 
 _MAKE = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"))
-# views by their declaration, of tensors that no one keeps
+# declared as views, but of tensors that are not kept
 _MAKE_CONSTANTS = frozenset(("lift", "lift_fresh"))
-
-Tensors = tuple[Tensor, ...]
 
 
 class RecordOnProcessor:
     """A `Record` on the CPU: the launches of compiled kernels in a computation.
 
-    Recording runs the Python part and computes nothing: it notes which kernel is called with which
-    addresses and numbers. So all arithmetic must be done by kernels of kernels.llvm; torch only
-    creates tensors and views. The tensors of all recordings share one arena, because passes never
+    Recording runs the Python part and computes nothing; it stores which kernel is called with which
+    addresses and numbers. So all arithmetic must be done by kernels of kernels.llvm; torch may only
+    create tensors and views. The tensors of all recordings share one arena, because passes never
     run concurrently.
     """
 
@@ -57,7 +55,7 @@ class RecordOnProcessor:
         """Bytes that the tensors of the recordings take."""
         return self._arena.n_bytes
 
-    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, LaunchTable]:
+    def __call__(self, compute: Callable[[], PassTensors]) -> tuple[PassTensors, LaunchTable]:
         """Raises NotImplementedError if arithmetic is done outside of kernels; nothing was computed
         then, so the pass can still be run."""
         launches: list[Launch] = []
@@ -72,7 +70,7 @@ class _NothingButViews(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled by torch here; asked to skip that, it would import its compiler."""
+        """Nothing is compiled by torch here; otherwise torch would import its compiler."""
         return False
 
     def __init__(self, regions: Regions) -> None:
@@ -84,7 +82,7 @@ class _NothingButViews(TorchDispatchMode):
             return self._regions.empty_like(func(*args, **(kwargs or {})))
         if _views(func):
             result = func(*args, **(kwargs or {}))
-            # reshape, for instance, is a view where it can be one
+            # reshape, for instance, is not always a view
             if set(_storages((result,))) <= {*_storages(args), *_storages((kwargs or {}).values())}:
                 return result
         raise NotImplementedError(f"{func} computes, and is not a kernel of kernels.llvm")
@@ -98,7 +96,7 @@ def _makes(func: Any) -> bool:
 
 @functools.cache
 def _views(func: Any) -> bool:
-    """Whether an operation may give a view of a tensor, and no more."""
+    """Whether an operation can only return a view of a tensor."""
     is_view = func.is_view and not func._schema.is_mutable
     return is_view and func.overloadpacket.__name__ not in _MAKE_CONSTANTS
 
@@ -113,11 +111,11 @@ def _storages(values: Iterable[Any]) -> Iterator[int]:
 
 
 _BLOCK = 4 << 20
-"""Bytes of a block; a larger tensor gets one of its own size."""
+"""Bytes of a block; a larger tensor gets a block of its own."""
 _ALIGNED = 64
 
 Region = tuple[int, int, int]
-"""Number of a block, first byte, one above the last byte."""
+"""Number of a block, first byte, one after the last byte."""
 
 
 class Arena:
@@ -144,13 +142,13 @@ class Regions:
         self._free: list[Region] = [(i, 0, block.nbytes) for i, block in enumerate(blocks)]
 
     def empty_like(self, like: Tensor) -> Tensor:
-        """An uninitialised tensor of the sizes, strides and dtype of another one, which has no
+        """An uninitialised tensor with the sizes, strides and dtype of another one, which has no
         gaps."""
         n_bytes = like.numel() * like.element_size()
         region = self._take(-(-max(n_bytes, 1) // _ALIGNED) * _ALIGNED)
         block, start, _ = region
         held = self._blocks[block][start : start + n_bytes]
-        # a tensor and its views keep the array, and with it the region
+        # a tensor and its views keep the array alive, and so the region
         weakref.finalize(held, self._give_back, region).atexit = False
         flat = torch.from_numpy(held).view(like.dtype)
         return flat.as_strided(like.size(), like.stride())
@@ -160,7 +158,7 @@ class Regions:
         if i is None:
             i, size = len(self._free), max(n_bytes, _BLOCK)
             self._free.append((len(self._blocks), 0, size))
-            # torch's memory lies on cache lines
+            # torch aligns memory to cache lines
             self._blocks.append(torch.empty(size, dtype=torch.uint8).numpy())
         block, start, stop = self._free[i]
         rest = (block, start + n_bytes, stop)
@@ -173,7 +171,7 @@ class Regions:
 
 
 def _joined(regions: list[Region]) -> Iterator[Region]:
-    """Sorted regions, neighbours as one."""
+    """Sorted regions, with adjacent ones joined."""
     ends = [i for i, (a, b) in enumerate(pairwise(regions)) if a[0] != b[0] or a[2] != b[1]] + [
         len(regions) - 1
     ]
@@ -185,10 +183,10 @@ def _joined(regions: list[Region]) -> Iterator[Region]:
 
 
 VARIABLE = "DRAFTSCOPE_GRAPHS"
-"""Environment variable; "off" makes every pass start its kernels one by one."""
+"""Environment variable; "off" makes every pass launch its kernels one by one."""
 
 MOST_TOKENS = {"cpu": 16, "cuda": 64}
-"""Largest pass to record, tokens, by type of device: longer ones keep it busy anyway."""
+"""Largest pass to record, tokens, by device type: longer ones keep the device busy anyway."""
 
 MOST_GRAPHS = 64
 
@@ -197,7 +195,7 @@ Record = Callable[[Callable[[], PassTensors]], tuple[PassTensors, Callable[[], N
 """Records a computation; returns the tensors with its results, and a function that repeats it."""
 
 DecodeOn = Callable[[Any, PassTensors], tuple[list[PassTensors], list[float]]]
-"""Runs a recorded pass, from its function and outputs, and passes after it; returns what each
+"""Runs a recorded pass, given by its function and outputs, and passes after it; returns what each
 computed and when, in seconds of perf_counter."""
 
 log = logging.getLogger("draftscope.graphs")
@@ -222,7 +220,7 @@ class _Graph(NamedTuple):
     replay: Callable[[], None]
 
     def fits(self, arguments: PassTensors) -> bool:
-        """Whether they match its last inputs."""
+        """Whether arguments match the last of its inputs."""
         mine = self.inputs[len(self.inputs) - len(arguments) :]
         for a, b in zip(mine, arguments, strict=True):
             if a is not b and (a.shape != b.shape or a.dtype != b.dtype):
@@ -230,7 +228,7 @@ class _Graph(NamedTuple):
         return True
 
     def run(self, inputs: PassTensors, *, keeps: bool) -> PassTensors:
-        """Its results for other values; keeps: as copies."""
+        """Its results for other values; keeps: return copies."""
         self.take(inputs)
         self.replay()
         return tuple([x.clone() for x in self.outputs]) if keeps else self.outputs
@@ -243,12 +241,12 @@ class _Graph(NamedTuple):
 
 
 class StepGraphs:
-    """The recorded passes of one model over one memory.
+    """The recorded passes of one model and one memory.
 
     A pass with a new key runs normally, which compiles its kernels; the second one is recorded, and
-    later ones are replayed. The oldest of MOST_GRAPHS recordings is dropped for a new one. If
-    recording fails, every pass runs normally from then on. most_tokens: largest pass to record.
-    from_first: after the very first pass, record new keys at once, if possible.
+    later ones are replayed. Beyond MOST_GRAPHS the oldest recording is dropped. If recording fails,
+    every pass runs normally from then on. most_tokens: largest pass to record. from_first: after
+    the very first pass, record new keys at once, if possible.
     """
 
     def __init__(
@@ -258,12 +256,12 @@ class StepGraphs:
         self._most_tokens, self._from_first = most_tokens, from_first
         self._seen: set[Hashable] = set()
         self._graphs: OrderedDict[Hashable, _Graph] = OrderedDict()
-        # the latest one, with key and number of threads: most passes repeat it
+        # the latest one, with key and number of threads, because most passes repeat it
         self._latest: tuple[Hashable, int, _Graph] | None = None
         self._ahead: deque[tuple[PassTensors, float]] = deque()
 
     def __deepcopy__(self, memo: object) -> StepGraphs:
-        """One without recordings, as these are bound to their memory."""
+        """A copy without recordings, because these are bound to their memory."""
         record: Any = self._record
         fresh = None if record is None else type(record)()
         return StepGraphs(fresh, self._most_tokens, from_first=self._from_first)
@@ -288,7 +286,7 @@ class StepGraphs:
         return bool(self._ahead)
 
     def next_ahead(self) -> PassTensors:
-        """The results of the next pass; its time counts now."""
+        """The results of the next pass, whose time is counted now."""
         found, seconds = self._ahead.popleft()
         put_off(-seconds)
         return found
@@ -304,7 +302,7 @@ class StepGraphs:
     ) -> PassTensors:
         """compute(*arguments), which reads `pass_inputs.inputs` by itself.
 
-        It must not wait for the device, nor change anything on the host. Results are copied, so
+        It must neither wait for the device nor change anything on the host. Results are copied, so
         that the next pass does not overwrite them, unless `keeps` is False. decode_on: runs a
         recording of the pass and further ones, whose results `next_ahead` then returns.
         """
@@ -356,16 +354,16 @@ class StepGraphs:
         compute: Callable[..., PassTensors],
         is_new: bool,
     ) -> _Graph | None:
-        # tensors of others must not be overwritten by later passes; those within an input stay
-        # there
+        # later passes overwrite the arguments, so others' tensors are cloned; those within an input
+        # are not
         held = {x.untyped_storage()._cdata for x in pass_inputs.inputs}
         mine = tuple(x if x.untyped_storage()._cdata in held else x.clone() for x in arguments)
         try:
             outputs, replay = record(partial(compute, *mine))
         except RuntimeError as error:
-            if is_new:  # one-time work may have been in the way
+            if is_new:  # one-time work may have caused it
                 return None
-            # on the CPU some compute modes use other kernels: no error then
+            # expected on the CPU, where some compute modes use other kernels
             level = logging.INFO if isinstance(error, NotImplementedError) else logging.WARNING
             log.log(level, "graphs are off, because recording one failed: %s", error)
             self._record = None
@@ -390,7 +388,7 @@ def graphs_for(device: torch.device) -> StepGraphs | None:
 
 
 class _RecordOnCuda:
-    """Recordings that share one pool of memory, as they never run side by side."""
+    """Recordings share one memory pool, because they never run concurrently."""
 
     def __init__(self) -> None:
         self._pool: Any = None
@@ -403,15 +401,15 @@ class _RecordOnCuda:
         # torch's default capture stream belongs to the device of its first use
         stream = self._stream = self._stream or torch.cuda.Stream()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        # A kernel may still be compiled and loaded meanwhile, by this thread or another one
+        # kernels may still be compiled and loaded meanwhile, by this thread or another one
         recording = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="relaxed")
         # the outer context restores the stream if the end of the capture raises
         try:
             with torch.cuda.stream(stream), recording:
                 outputs = compute()
         except RuntimeError:
-            # after an invalid capture torch's allocator is still in it
-            with suppress(RuntimeError):  # after a valid one it is not
+            # after an invalid capture, torch's allocator still allocates for it
+            with suppress(RuntimeError):  # raised after a valid one
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
             raise
         return outputs, graph.replay

@@ -1,11 +1,10 @@
-"""Memory of this process: what it may still take, by the system and by its control groups; what was
-freed, given back to the system; and huge pages (2 MiB) for weights, which are read from end to end
-at every step.
+"""Memory of this process: how much more the system and control groups allow; returning freed memory
+to the system; and huge pages (2 MiB) for weights, which are read from end to end in every step.
 
-On pages of 4 KiB the processor's prefetching stops at every page's end. One row through int8
-matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). For weights in the blocks of
-their file, which are copied to such pages (engine.gguf.reader), a pass of one token through 0.65 B
-took 13 % less time in Q8_0 and 7 % less in Q4_K_M (two cores of a Xeon, family 6 model 167).
+On pages of 4 KiB the processor's prefetching stops at the end of each page. One row through int8
+matrices took a fifth less time on pages of 2 MiB (two cores of Zen 4). For weights kept in their
+file's blocks, which are copied to such pages (engine.gguf.reader), a pass of one token through 0.65
+B took 13 % less time in Q8_0 and 7 % less in Q4_K_M (two cores of a Xeon, family 6 model 167).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from pathlib import Path
 
 _MAPPINGS = Path("/proc/self/maps")
 _PAGES = Path("/proc/self/smaps")
-# first and last address of code of a file, or of what a library has to be read, none of which is
-# the process's own
+# first and last address of file-backed code, or of read-only data of a library, without modified
+# pages
 _UNWRITTEN_CODE = re.compile(
     r"^(\w+)-(\w+) r-(?:xp [^/\n]*/.*|-p [^/\n]*/.*\.so[.\d]*)\n"
     r"(?:(?!Anonymous:)\w+:.*\n)*Anonymous: +0 kB",
@@ -34,14 +33,14 @@ _DONT_NEED = 4  # MADV_DONTNEED
 _COLLAPSE = 25
 
 _POLITE = 10
-"""Niceness of the thread: a run that begins meanwhile comes first."""
+"""Niceness of the thread: a run that starts meanwhile has priority."""
 _WAIT_S = 2.0
-"""A model that is opened for a few tokens is done by then, and gains nothing."""
+"""A model opened for only a few tokens is done by then, and would gain nothing."""
 _at_work: dict[threading.Thread, threading.Event] = {}
 
 
 def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
-    """Start `use_huge_pages` in the background, after a delay: it takes as long as dozens of
+    """Start `use_huge_pages` in the background after a delay, because it takes as long as dozens of
     steps."""
     at_once = threading.Event()
 
@@ -60,20 +59,19 @@ def use_huge_pages_soon(wanted: Callable[[], bool]) -> None:
 
 
 def wait_for_huge_pages() -> None:
-    """Before a measurement: wait until no pages are being joined in the background."""
+    """Wait until no pages are being joined in the background, for measurements."""
     for thread, at_once in list(_at_work.items()):
         at_once.set()
         thread.join()
 
 
 def use_huge_pages(wanted: Callable[[], bool] = lambda: True) -> None:
-    """Give freed memory back to the system and join the pages of what else the process holds;
-    contents and addresses stay.
+    """Return freed memory to the system and join the pages of all other memory; contents and
+    addresses stay.
 
-    For after large allocations, when little of them will be freed again. The libraries that pack
-    weights take their memory from the C library, so the whole process is looked through. Takes up
-    to a few seconds for a GiB, and ends early when the weights are not wanted any more. Where the
-    system has no such pages, nothing happens.
+    For use after large allocations that will mostly be kept. Covers the whole process, because the
+    libraries that pack weights allocate from the C library. Takes up to a few seconds per GiB, and
+    ends early once the weights are no longer wanted. Does nothing if the system has no such pages.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -86,7 +84,7 @@ def use_huge_pages(wanted: Callable[[], bool] = lambda: True) -> None:
     for start, stop in whole_pages(mappings.splitlines(), size):
         if not wanted():
             return
-        # parts that cannot be joined stay as they were, so the result does not matter
+        # parts that cannot be joined stay unchanged, so the result does not matter
         library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _COLLAPSE)
 
 
@@ -105,18 +103,18 @@ def whole_pages(mappings: Iterable[str], size: int) -> Iterator[tuple[int, int]]
             yield start, stop
 
 
-_left_resident = -sys.maxsize  # bytes, after memory was given back the last time
+_left_resident = -sys.maxsize  # bytes, after memory was last given back
 
 
 def give_back_memory(growth: int = 0) -> None:
-    """For after imports and loading: what was freed, which GNU's C library keeps and a run hardly
-    takes up again, and pages of libraries, most of which were used once. It takes a few hundredths
-    of a second, so nothing happens where the process has grown by less than `growth` bytes since.
+    """Return memory to the system after imports and loading: freed memory that GNU's C library
+    keeps and a run hardly reuses, and pages of libraries, most of which were used once.
 
-    Of a 0.65 B model in its file's blocks 80 MiB were freed and 60 are code, torch's as a rule,
-    which registers its operations. What is run again comes back from the system's cache of files;
-    code that was written to, by a debugger as a rule, would not, and stays. Nothing happens but on
-    Linux, and nothing is freed by another library.
+    It takes a few hundredths of a second, so it is skipped if the process has grown by less than
+    `growth` bytes since the last time. For a 0.65 B model in its file's blocks, 80 MiB were freed
+    memory and 60 MiB code, mostly of torch, which registers its operations. Code that runs again
+    comes back from the system's file cache; modified code, usually by a debugger, would not, and
+    stays. Works on Linux only; other C libraries than GNU's keep freed memory.
     """
     global _left_resident
     grown = not growth or (resident_memory() or 0) >= _left_resident + growth
@@ -135,7 +133,7 @@ def give_back_memory(growth: int = 0) -> None:
 _CLEAR = Path("/proc/self/clear_refs")
 _MEMORY, _SELF = Path("/proc/meminfo"), Path("/proc/self/status")
 _GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# of a group, by the version of control groups: its limit, its use, and what of that is file cache
+# of a group, by version of control groups: files with limit and use, and counters of its file cache
 _LIMITS = {
     "": ("memory.max", "memory.current", ("active_file", "inactive_file")),
     "memory": (
@@ -153,8 +151,8 @@ def fits_in_memory(n_bytes: int) -> bool:
 
 
 def available_memory() -> int:
-    """Bytes that the system and the limits of this process's groups leave, cache of files included;
-    half of all memory where the system does not say, and 0 where that is unknown, too."""
+    """Bytes that the system and the limits of this process's groups leave, including file cache;
+    half of all memory if the system does not report it, and 0 if that is unknown too."""
     try:
         free = 1024 * _numbers(_MEMORY)["MemAvailable:"]
     except (OSError, KeyError):
@@ -172,7 +170,7 @@ def available_memory() -> int:
 
 
 def resident_memory() -> int | None:
-    """Bytes that this process has in memory; None where the system does not say."""
+    """Bytes that this process has in memory; None if the system does not report it."""
     try:
         return 1024 * _numbers(_SELF)["VmRSS:"]
     except (OSError, KeyError):
@@ -187,8 +185,8 @@ def forget_peak() -> bool:
 
 
 def peak_resident(pid: int | None = None) -> int:
-    """The most bytes that this process has had in memory, or another one or a child of it; 0 where
-    the system does not say."""
+    """Most bytes that this process, or another one or a child of it, has had in memory; 0 if the
+    system does not report it."""
     try:
         if pid is None:
             return 1024 * _numbers(_SELF)["VmHWM:"]
@@ -205,7 +203,7 @@ def _left(root: Path, own: str, kind: str, free: int) -> int:
     limit, use, cache = _LIMITS[kind]
     for folder in (root / own, *(root / own).parents):
         if folder.is_relative_to(root):
-            with suppress(OSError, ValueError):  # the root has no files, "max" is not a number
+            with suppress(OSError, ValueError):  # the root has no such files; "max" is not a number
                 most = int((folder / limit).read_text())
                 stat = _numbers(folder / "memory.stat")
                 cached = sum(stat.get(name, 0) for name in cache)
@@ -214,6 +212,6 @@ def _left(root: Path, own: str, kind: str, free: int) -> int:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The first number of every line, by the word before it."""
+    """The first number of every line, by the line's first word."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

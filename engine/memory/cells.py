@@ -188,7 +188,7 @@ class CellTable:
     def __init__(self, n_seqs: int, n_ctx: int, *, unified: bool) -> None:
         if n_seqs > MAX_SEQS:
             raise OptionError(
-                f"{n_seqs} sequences are more than the {MAX_SEQS} that a cell can belong to.",
+                f"{n_seqs} sequences are more than the {MAX_SEQS} that can share a cell.",
                 f"Use --parallel {MAX_SEQS} or less.",
             )
         self.n_seqs, self.unified = n_seqs, unified

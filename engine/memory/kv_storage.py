@@ -186,20 +186,20 @@ class KVStorage:
         # whole blocks, so that there are few capacities
         blocks = -(-max(needed, 2 * self.capacity) // _BLOCK)
         capacity = min(self._n_cells, blocks * _BLOCK)
-        before = self.keys, self.values
-        if capacity not in self._sizes:
-            keys, values = (
-                {key: self._allocate(row_size(old), capacity) for key, old in tensors.items()}
-                for tensors in before
-            )
-            self._sizes[capacity] = keys, values
-        self._use(capacity)
-        for tensors, new in zip(before, (self.keys, self.values), strict=True):
+        new: tuple[LayerTensors, LayerTensors] = self._sizes.get(capacity, ({}, {}))
+        of_new = 0 if new[0] else self.n_bytes // self.capacity * capacity
+        stays = self.n_held_bytes() + of_new <= _KEPT_BYTES
+        for tensors, grown in zip((self.keys, self.values), new, strict=True):
             for key, old in tensors.items():
+                to = grown[key] if key in grown else self._allocate(row_size(old), capacity)
                 for stream, ready in enumerate(self._readable):
-                    new[key][stream, :, :ready] = old[stream, :, :ready]
-        if self.n_held_bytes() > _KEPT_BYTES:
-            self._sizes = {capacity: self._sizes[capacity]}
+                    to[stream, :, :ready] = old[stream, :, :ready]
+                grown[key] = to
+                if not stays:  # one layer at a time: a device has room for all only once
+                    tensors[key] = old.new_empty(0)
+                    del old
+        self._sizes = {**(self._sizes if stays else {}), capacity: new}
+        self._use(capacity)
 
     def _use(self, capacity: int) -> None:
         self.capacity = capacity

@@ -55,15 +55,15 @@ class CacheOptions:
 
     ctx_checkpoints: int = option(
         32,
-        "-ctxcp, --ctx-checkpoints  recurrent states kept along the text, to go on from its middle",
+        "-ctxcp, --ctx-checkpoints  recurrent states saved along the text, to continue from there",
         NumberRange(0, math.inf, "Use 0 for none."),
         FormRow("at most", 0, 10_000, special="none"),
         named="--ctx-checkpoints",
     )
     checkpoint_min_step: int = option(
         8192,
-        "-cms, --checkpoint-min-step  tokens between two of them, but for those at the end of "
-        "a prompt and at its last message",
+        "-cms, --checkpoint-min-step  least tokens between two of them, except at the end of a "
+        "prompt and its last message",
         NumberRange(0, math.inf, "Use 0 for any."),
         FormRow("least step", 0, 1_000_000, special="any"),
         named="--checkpoint-min-step",

@@ -64,7 +64,7 @@ _POLICIES = (
     PolicySpec(
         "planes",
         "the last n_rs_seq + 1 states of the last batch",
-        "only what the last batch wrote is truthful; one rollback per batch",
+        "only states of the last batch are valid; one rollback per batch",
         "planes:PlanesMemory",
     ),
     PolicySpec(

@@ -163,7 +163,7 @@ class _Reader:
     def state(self) -> SequenceCheckpoint:
         header = self._header()
         if self._left != header.n_bytes() + _CRC.size:
-            raise self._error("has not the size that its header tells")
+            raise self._error("does not have the size in its header")
         positions = self._positions(header)
         shapes = header.shapes()
         tensors = [self._floats(shape) for shape in shapes]
@@ -204,13 +204,13 @@ class _Reader:
         positions = np.frombuffer(self._bytes(8 * header.n_cells), "<i8").astype(np.int64)
         rising = (np.diff(positions) >= 0).all()
         if header.n_cells and not (rising and positions[0] >= 0 and positions[-1] < _MAX_SIZE):
-            raise self._error("has positions that do not rise from 0 or more")
+            raise self._error("has positions that are negative or do not increase")
         return torch.from_numpy(positions)
 
     def _floats(self, shape: tuple[int, ...]) -> torch.Tensor:
         values = np.frombuffer(self._bytes(4 * math.prod(shape)), "<f4")
         if not np.isfinite(values).all():  # would spread to every sequence in the same pool
-            raise self._error("holds numbers that are not finite")
+            raise self._error("has numbers that are not finite")
         return torch.from_numpy(values.astype(np.float32).reshape(shape))
 
     def _bytes(self, n: int) -> bytes:

@@ -8,21 +8,22 @@ from pathlib import Path
 from engine.machine.host_memory import fits_in_memory
 
 COMPUTE_MODES = {
-    "auto": "what is fast there; for small models with exact weights, but not on AVX2 alone",
+    "auto": "a fast mode for the machine; for small models one with exact weights, except on "
+    "CPUs with only AVX2",
     "f32": "the reference",
     "bf16": "weights and activations in bfloat16, summed in f32",
     "int8": "8 bits for both, with a scale per row",
-    "int8x2": "the same with activations of 15 bits",
-    "q8": "blocks of the file times activations of 8 bits, in integers as llama.cpp does",
-    "blocks": "exact weights, read from the blocks of the file and summed in f32",
+    "int8x2": "the same with 15-bit activations",
+    "q8": "the file's quantised blocks times 8-bit activations, in integers as in llama.cpp",
+    "blocks": "exact weights, dequantised from the file's blocks and summed in f32",
 }
 """Every mode and what it is; engine.model.loader resolves auto."""
 
 MMAP_ABOUT = (
-    "map the model's files instead of copying weights into memory: faster to open and shared with "
-    "other programs, but what is written to a file changes the model in use"
+    "map the model's files instead of copying the weights into memory: faster to open and shared "
+    "with other programs, but writing to a file then changes the loaded model"
 )
-MMAP_AUTO = "copied where memory has room for the file"
+MMAP_AUTO = "copied if the file fits into memory"
 MMAP_CHOICES = {"auto": (None, MMAP_AUTO), "no": (False, "copied"), "yes": (True, "mapped")}
 """Names for a form: the value for engine.session.Session.open, and its meaning."""
 

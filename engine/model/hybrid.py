@@ -118,9 +118,8 @@ class HybridModel:
         there, last = memory.begin(ubatch), ubatch.last_position
         if ahead is not None:
             last += ahead[0] - 1
-        reach = self._rope.reach(last)
-        if self._block_rope is not None:
-            self._block_rope.reach(last)
+        # the head may have made one of them longer
+        reach = self._rope.reach(last), self._block_rope and self._block_rope.reach(last)
         if tokens is not None:
             there = there._replace(tokens=tokens)
         n_layer = self.config.n_layer

@@ -80,8 +80,8 @@ class ModelInfo:
         if n_ctx <= self.n_ctx_train:
             return ""
         return (
-            f"A context of {n_ctx:,} tokens is longer than the {self.n_ctx_train:,} that the model "
-            "was trained on; beyond them its text may lose all sense."
+            f"A context of {n_ctx:,} tokens is longer than the {self.n_ctx_train:,} that the "
+            "model was trained on; beyond that, its text may become meaningless."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _llama_cpp_notes(config: ModelConfig, n_mtp: int) -> list[str]:
     if config.mtp is not None and family.peer_drafts:
         notes.append(family.peer_drafts)
     if n_mtp > 1:
-        notes.append(f"the trunk runs, but a context to draft with {n_mtp} MTP blocks aborts it")
+        notes.append(f"the trunk runs, but a draft context with {n_mtp} MTP blocks aborts")
     return notes
 
 
@@ -200,7 +200,7 @@ def llama_cpp_rollback(planes: bool | None, state_bytes: int) -> str:
     """llama.cpp's rollback in one line. planes: see engine.model.families.Family. state_bytes: of
     one snapshot."""
     if planes is None:
-        return "removes any tail (attention cells alone)"
+        return "can remove any tail (KV cells only)"
     size = size_text(state_bytes)
     if not planes:
         return f"no partial rollback: a checkpoint of {size} per draft"

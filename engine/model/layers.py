@@ -9,7 +9,7 @@ several streams (deepseek4) every tap is their mean, the last one before the hea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -189,13 +189,9 @@ class RopeTables:
         self,
         config: RopeConfig | None,
         device: torch.device = CPU,
-        factors: Tensor | None = None,
         place: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """factors: divisors of each pair's angle, [n_rot/2]; None for those of `config`. place:
-        maps positions int64 [n] to the ones used."""
-        if config is not None and factors is not None:
-            config = replace(config, factors=tuple(factors.tolist()))
+        """place: maps positions int64 [n] to the ones used."""
         self.config, self.device, self._place = config, device, place
         self._n_rot = config.n_rot if config else 0
         self._scale = config.magnitude if config else 1.0

@@ -21,7 +21,7 @@ MAX_CONTEXT = (1 << 31) - 1
 INCOMPLETE = "The file is damaged or incomplete; download or convert the model again."
 OTHER_TARGET = "Choose a drafter that was made for this target."
 NOT_HERE = (
-    "This variant of the model does not run here: run it in llama-server, and look at that with "
+    "This variant of the model does not run here: run it in llama-server, and inspect that with "
     "`draftscope observe`."
 )
 

@@ -48,12 +48,12 @@ def resolve_compute(
 ) -> str:
     """The compute mode meant by `name` for a model of `n_params` parameters in these GGML types.
 
-    "auto" is, if any of the types can stay in its blocks, "q8" on a CUDA device and on a processor
-    that multiplies integers through LLVM, but for a small model "blocks", whose weights are exact,
-    unless the processor has AVX2 alone, where they are slower for every number of rows; else f32
-    for a small model on the processor, bf16 on a CUDA device and where the processor multiplies it
-    in hardware, and f32 elsewhere.
-    Raises OptionError for an unknown name, and for int8 on a CUDA device.
+    "auto" keeps blocks if any of the types can stay in them and products run on a CUDA device or
+    through LLVM: as "blocks", whose weights are exact, for a small model (but not on a processor
+    with AVX2 and without AVX-512, where they are slower for every number of rows) and on a
+    processor without AVX2; as "q8" otherwise. Else it is bf16 for a large model on a CUDA device or
+    on a processor that multiplies it in hardware, and f32 in all other cases. Raises OptionError
+    for an unknown name, and for int8 on a CUDA device.
     """
     if name not in COMPUTE_MODES:
         modes = ", ".join(COMPUTE_MODES)
@@ -61,7 +61,7 @@ def resolve_compute(
     on_cuda = device.type == "cuda"
     if on_cuda and name.startswith("int8"):
         raise OptionError(
-            f"--compute {name} is for the processor; there is no such product on {device}.",
+            f"--compute {name} works only on the CPU, not on {device}.",
             "Use q8, blocks, bf16 or f32, or --device cpu.",
         )
     if name != "auto":
@@ -204,7 +204,7 @@ class _Loading:
     def _outside_block(
         self, embedding: Embedding, output: OutputHead, rope: RopeTables
     ) -> tuple[Embedding, OutputHead, RopeTables]:
-        """Embedding, output and rope of an MTP file where it has its own, else the trunk's."""
+        """Embedding, output and rope of an MTP file; the trunk's for those that it lacks."""
         file, _, config = self._of_head
         weights = self._take(self._of_head, outer_shapes(config, file.tensors))
         norm, projection, reader = output.norm, output.projection, output.reader

@@ -16,7 +16,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the angles: one number per pair, the same in all layers."""
 
 _M_ROPE = ("qwen35", "qwen35moe", "qwen4exp")
-_WITH_FACTORS = ("granitehybrid",)
+_WITH_FACTORS = ("granitehybrid", "eagle3", "dflash")
 """Architectures whose rope uses this tensor if the file has it, as in llama.cpp."""
 LEAVES_FACTORS = ("falcon-h1", "granitehybrid")
 """Architectures for which llama.cpp loads this tensor without using it: always in falcon-h1, with
@@ -136,19 +136,19 @@ def _scaling(file: GgufFile) -> tuple[str, float]:
 
 
 def _factors(file: GgufFile, n_pairs: int) -> tuple[float, ...]:
-    """The numbers of the tensor ROPE_FACTORS; none where the file lacks it."""
+    """The first numbers of the tensor ROPE_FACTORS; none if the file lacks it."""
     info = file.tensors.get(ROPE_FACTORS)
     if info is None:
         return ()
     place = f"tensor {ROPE_FACTORS}"
-    if info.type.name != "F32" or info.n_elements != n_pairs:
+    if info.type.name != "F32" or info.n_elements < n_pairs:
         what = f"{info.n_elements} numbers of type {info.type.name} where {n_pairs} F32 are needed"
         raise ModelFileError(file.path, place, what, REMEDY)
     factors = np.frombuffer(file.raw(ROPE_FACTORS).tobytes(), np.float32)
     if not (np.isfinite(factors) & (factors > 0)).all():
         what = "a pair's angle cannot be divided by every one of its numbers"
         raise ModelFileError(file.path, place, what, REMEDY)
-    return tuple(factors.tolist())
+    return tuple(factors[:n_pairs].tolist())
 
 
 def _sections(file: GgufFile, head_dim: int) -> tuple[int, int, int, int]:

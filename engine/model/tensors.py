@@ -85,7 +85,7 @@ def hold_to_shapes(
         if info.type.owner and not name.startswith(unused):
             raise UnsupportedModelError(
                 f"{file.path.name}: the tensor {shorten(name)} has {info.type.name} of "
-                f"{info.type.owner}, which cannot be turned into numbers here.",
+                f"{info.type.owner}, which cannot be dequantised here.",
                 info.type.remedy,
             )
     for name, shape in expected.items():
@@ -99,8 +99,8 @@ def hold_to_shapes(
             continue
         if not _is_scale(file, info, expected):
             raise UnsupportedModelError(
-                f"{file.path.name}: the tensor {shorten(name)} has no place in {what} as this "
-                "engine runs it.",
+                f"{file.path.name}: the tensor {shorten(name)} is not used by {what} in this "
+                "engine.",
                 NOT_HERE,
             )
 

@@ -263,7 +263,7 @@ class Weights:
         return self.stack([self.rows(name) for name in names])
 
     def biased(self, *names: str) -> Projection:
-        """The matrices `name.weight`, stacked by rows, and what there is of biases `name.bias`."""
+        """The matrices `name.weight`, stacked by rows, with the biases `name.bias` that exist."""
         rows = [self.rows(f"{name}.weight") for name in names]
         if not any(f"{name}.bias" in self for name in names):
             return self.stack(rows)

@@ -1,4 +1,4 @@
-"""What a run is asked to do. Names and defaults are llama.cpp's wherever it has them."""
+"""Run options. Names and defaults are llama.cpp's wherever it has them."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ KV_MODES = ("per-seq", "unified")
 CHECKPOINT_DEVICES = ("host", "device")
 REPLAY_MODES = ("trust", "verify")
 MAX_REPLAYS = 8
-"""Attempts to replay accepted tokens by verifying them, after which they are trusted."""
+"""Attempts to replay accepted tokens by verifying them; after these they are trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Everything that decides the tokens and the cost of one run. Each field says what it is in its
-    help; beyond that:
+    """Everything that determines the tokens and the cost of one run. Fields are described by their
+    help; in addition:
 
-    n_rs_seq: None = as many as the longest draft of a drafter with a model, and none without one:
-    drafts that are looked up may have dozens of tokens, and that many planes would cost more memory
-    than they save time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
-    Non-finite logits that are allowed choose tokens that mean nothing.
+    n_rs_seq: None = the longest draft of a drafter with a model, and 0 without one: looked-up
+    drafts may have dozens of tokens, and that many planes would cost more memory than they save
+    time. A draft longer than n_rs_seq is preceded by a checkpoint, as in llama.cpp.
+    allow_non_finite: tokens chosen from non-finite logits are meaningless.
     """
 
     GROUP: ClassVar[str] = "memory"
     parallel: int = option(
         1,
-        "--parallel  sequences decoded side by side; further prompts wait",
+        "--parallel  sequences decoded in parallel; further prompts wait",
         NumberRange(1, 64, "Use 1 to 64."),
         FormRow("parallel", 0, 64, special="all sequences", start=0),
         group="slots",
@@ -74,21 +74,21 @@ class RunOptions:
     )
     n_ctx: int = option(
         0,
-        "-c, --ctx-size  cells per sequence, 0 = the trained context, at most 4096",
+        "-c, --ctx-size  KV cells per sequence, 0 = the trained context, at most 4096",
         NumberRange(0, 2**20, "Use 0 for the model's own context."),
         FormRow("context", 0, 2**20, special="automatic"),
         group="sizes",
     )
     n_batch: int = option(
         2048,
-        "-b, --batch-size  most prompt and verified tokens in one round",
+        "-b, --batch-size  limit of prompt and verified tokens in one round",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_batch", 1, 1 << 16),
         group="sizes",
     )
     n_ubatch: int = option(
         512,
-        "-ub, --ubatch-size  most tokens in one forward pass",
+        "-ub, --ubatch-size  limit of tokens in one forward pass",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("n_ubatch", 1, 1 << 16),
         group="sizes",
@@ -97,23 +97,23 @@ class RunOptions:
     spec: SpecOptions = part(SpecOptions)
     rollback: str = option(
         "planes",
-        "--rollback POLICY  how rejected tokens leave the recurrent state: {choices}",
+        "--rollback POLICY  how rejected tokens are removed from the recurrent state: {choices}",
         FormRow("rollback"),
         group="rollback",
         choices=ROLLBACK_POLICIES,
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq  most tokens that can be undone without a checkpoint (default: "
+        "--n-rs-seq  limit of tokens that can be rolled back without a checkpoint (default: "
         "--spec-draft-n-max with a draft-* drafter, else 0)",
         NumberRange(0, 64, "Choose 0 to 64 snapshot planes."),
         FormRow("n_rs_seq", -1, 64, special="automatic"),
     )
     replay: str = option(
         "trust",
-        "--replay HOW  accepted tokens after a restore: trust decodes them again, verify "
-        "samples them again with the sampler restored, as llama.cpp does; with --spec-accept "
-        "rejection they are always trusted",
+        "--replay HOW  what to do with accepted tokens after a restore: trust decodes them "
+        "again, verify also samples them again with the restored sampler, as llama.cpp does; "
+        "with --spec-accept rejection always trust",
         FormRow("replay"),
         choices=REPLAY_MODES,
     )
@@ -128,12 +128,12 @@ class RunOptions:
         "equal", "--split RULE  how a batch is split: {either}", FormRow("split"), choices=SPLITS
     )
     kv: str = option(
-        "per-seq", "--kv MODE  attention cells: {either}", FormRow("KV"), choices=KV_MODES
+        "per-seq", "--kv MODE  layout of the KV cells: {either}", FormRow("KV"), choices=KV_MODES
     )
     faults: tuple[str, ...] = option(
         (),
-        "--fault NAME  switch on a bug of the field to look at it; the output may be wrong. "
-        "Repeatable: {choices}",
+        "--fault NAME  switch on a known bug of other engines, to study it; the output may be "
+        "wrong. Repeatable: {choices}",
         FormRow("fault"),
         group="faults",
         choices=FAULTS,
@@ -147,15 +147,15 @@ class RunOptions:
     )
     allow_non_finite: bool = option(
         False,
-        "--allow-non-finite  go on where the model's logits are NaN or infinite; else the run "
-        "ends there",
-        FormRow("go on after NaN"),
+        "--allow-non-finite  continue if the model's logits are NaN or infinite; otherwise the "
+        "run ends there",
+        FormRow("continue after NaN"),
         group="decoding",
     )
     batch_invariant: bool = option(
         False,
-        "--batch-invariant  give the logits after a token the same bits whatever tokens and "
-        "sequences are decoded with it; slower",
+        "--batch-invariant  compute logits whose bits do not depend on the other tokens and "
+        "sequences in the batch; slower",
         FormRow("batch-invariant"),
     )
 
@@ -165,12 +165,13 @@ class RunOptions:
             raise OptionError("-n is 0 or below -1.", "Use -1 for no limit.")
         if self.ignore_eos and self.sampler.has_grammar:
             raise OptionError(
-                "--ignore-eos bans the tokens that a grammar ends with.", "Leave one of them out."
+                "--ignore-eos bans the end-of-generation tokens that a grammar needs.",
+                "Leave one of them out.",
             )
         if (n := self.spec.n_branches) > 1 and self.parallel * n > MAX_SEQS:
             raise OptionError(
-                f"--spec-tree asks for {n} branches of each of {self.parallel} sequences, and a "
-                f"memory holds {MAX_SEQS}.",
+                f"--spec-tree needs {n} branches for each of {self.parallel} sequences, more than "
+                f"the {MAX_SEQS} sequences that the memory can hold.",
                 "Choose smaller widths or a lower --parallel.",
             )
 
@@ -192,7 +193,7 @@ class RunOptions:
 
     @property
     def plain(self) -> RunOptions:
-        """These options without anything that speculation brings in, for one sequence."""
+        """These options for one sequence, without anything that belongs to speculation."""
         return replace(
             self,
             parallel=1,
@@ -207,12 +208,9 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One sequence to continue, already tokenised. `text` is what a reader sees for it.
-
-    message_starts: indices of the tokens with which a user's messages start, as far as known: good
-    places for context checkpoints. n_written: tokens at its end that take the place of an answer:
-    no context checkpoint is made in them.
-    """
+    """One sequence to continue, already tokenised. text: for display. message_starts: indices of
+    the first tokens of user messages, as far as known: good places for context checkpoints.
+    n_written: tokens at its end that replace an answer: no context checkpoint is made in them."""
 
     tokens: tuple[int, ...]
     text: str = ""

@@ -1,5 +1,5 @@
-"""Bugs of the field that can be switched on, to learn what they do, and why one cannot act: which
-settings it needs, and whether a run has them."""
+"""Faults: known bugs that can be switched on to study them, and why one has no effect: the settings
+it needs, and whether a run has them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FaultSpec:
-    """about: what goes wrong. policies: those that have the step that goes wrong, empty for all.
-    shown_by: a comparison's lane on which it shows; the fault itself is added to it. in_sampler:
-    it acts where tokens are chosen, and not in lanes that are given theirs. drafter: the one that
-    has the step; such a fault spoils drafts alone, and shows in runs. in_cache: it acts where a
-    prompt takes up what an earlier one left, as in conversations."""
+    """about: what goes wrong. policies: those with the faulty step, empty for all. shown_by: a lane
+    of a comparison that shows it, with the fault added. in_sampler: it acts where tokens are
+    sampled, not in lanes that are given their tokens. drafter: the one with the faulty step; such a
+    fault spoils only drafts, and shows in runs. in_cache: it acts where a prompt reuses what an
+    earlier one left in memory, as in conversations."""
 
     about: str
     policies: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ FAULTS = msgspec.convert(_TABLES, dict[str, FaultSpec])
 LANE_FAULTS = {
     name: fault for name, fault in FAULTS.items() if not fault.drafter and not fault.in_cache
 }
-"""Those that show in a comparison."""
+"""Faults that show in a comparison."""
 
 MEMORY_FAULTS = {name: fault for name, fault in LANE_FAULTS.items() if not fault.in_sampler}
-"""Those of them that act in lanes which are given their tokens, too."""
+"""Those of them that also act in lanes that are given their tokens."""
 
 
 def why_idle(
@@ -53,11 +53,12 @@ def why_idle(
     is_led: bool = False,
     has_cache: bool = False,
 ) -> str:
-    """Why a fault cannot act in a run of a hybrid model with these options, and what to change;
-    empty if it can.
+    """Why a fault has no effect in a run of a hybrid model with these options, and what to change;
+    empty if it has one.
 
-    n_draft: tokens of the longest draft; None = what the drafters of the options may make.
-    is_led: its tokens are those of another lane. has_cache: it goes on from what another one left.
+    n_draft: tokens of the longest draft; None = the longest that the options' drafters may make.
+    is_led: its tokens are given by another lane. has_cache: it continues from an earlier run's
+    memory.
     """
     if FAULTS[fault].in_cache:
         return _why_nothing_is_taken_up(fault, options, has_cache=has_cache)
@@ -66,12 +67,12 @@ def why_idle(
     else:
         n_snapshots = options.snapshots if options.spec.types else options.snapshots_for(n_draft)
     if not n_draft:
-        return "nothing is drafted, so nothing is undone; choose a drafter (--spec-type)"
+        return "nothing is drafted, so nothing is rolled back; choose a drafter (--spec-type)"
     if drafter := FAULTS[fault].drafter:
         return _why_drafts_are_right(fault, drafter, options.spec.types)
     n_pass = min(options.n_ubatch, options.n_batch)
     if FAULTS[fault].in_sampler and is_led:
-        return "a lane that is given its tokens has no sampler; let it choose (`free`)"
+        return "a lane with given tokens has no sampler; let it sample (`free`)"
     if fault in ("stale-logits", "sampler-not-restored"):
         return ""
     if fault == "keep-stale-kv":
@@ -80,18 +81,18 @@ def why_idle(
     if fault == "bf16-snapshots" and n_draft > n_snapshots:
         return ""  # a checkpoint is restored
     if options.rollback not in policies:
-        return f"--rollback {options.rollback} does not work that way; {_choose(policies)}"
+        return f"--rollback {options.rollback} is not affected by this bug; {_choose(policies)}"
     if not n_snapshots:
         return "no snapshots are kept, so every rollback restores a checkpoint; raise --n-rs-seq"
     if fault == "stale-plane" and not _may_be_stale(options, n_draft, n_snapshots, n_pass):
         least = min(n_draft, n_snapshots)
         return (
-            "every verify batch writes all the planes that its rollback may read; lower -ub to "
+            "every verify batch writes all the planes that its rollback can read; lower -ub to "
             f"{least} or less"
         )
     elsewhere = ("stale-plane", "bf16-snapshots")  # a checkpoint is restored then
     if options.rollback == "planes" and n_pass == 1 and fault not in elsewhere:
-        return "a pass of one token leaves no plane to roll back to; raise -ub"
+        return "a forward pass of one token writes no plane to roll back to; raise -ub"
     return ""
 
 
@@ -102,7 +103,7 @@ def notes_on(
     is_led: bool = False,
     has_cache: bool = False,
 ) -> list[str]:
-    """A sentence for each fault of these options that cannot act; see `why_idle`."""
+    """A sentence for each fault of these options that has no effect; see `why_idle`."""
     found = (
         (f, why_idle(f, options, n_draft, is_led=is_led, has_cache=has_cache))
         for f in options.faults
@@ -113,24 +114,28 @@ def notes_on(
 def _why_nothing_is_taken_up(fault: str, options: RunOptions, *, has_cache: bool) -> str:
     spec = FAULTS[fault]
     if not has_cache:
-        return "a run on its own takes up nothing; hold a conversation (--turns)"
+        return "a single run reuses no prompt; run a conversation (--turns)"
     if spec.drafter and spec.drafter not in options.spec.types:
-        return f"{spec.drafter} does not draft; add it to --spec-type"
+        return f"{spec.drafter} is not among the drafters; add it to --spec-type"
     if spec.policies and options.rollback not in spec.policies:
-        return f"--rollback {options.rollback} does not work that way; {_choose(spec.policies)}"
+        return (
+            f"--rollback {options.rollback} is not affected by this bug; {_choose(spec.policies)}"
+        )
     if spec.policies and not options.snapshots:
-        return "no snapshots are kept, so no prompt rolls the state back; raise --n-rs-seq"
+        return (
+            "no snapshots are kept, so no prompt rolls the recurrent state back; raise --n-rs-seq"
+        )
     return ""
 
 
 def _why_drafts_are_right(fault: str, drafter: str, types: Sequence[str]) -> str:
     if drafter not in types:
-        return f"{drafter} does not draft; add it to --spec-type"
+        return f"{drafter} is not among the drafters; add it to --spec-type"
     before = list(DRAFTERS)[: list(DRAFTERS).index(drafter)]
     if fault == "eagle3-stale-row" and not set(before) & set(types):
         return (
-            f"{drafter} drafts in every round and removes the token itself; add a drafter that is "
-            "asked before it, such as ngram-mod"
+            f"{drafter} drafts in every round and removes the rejected token itself; add a "
+            "drafter that comes before it, such as ngram-mod"
         )
     return ""
 
@@ -146,18 +151,19 @@ def _why_nothing_is_restored(
     if options.rollback == "checkpoint" or n_draft > n_snapshots:
         return ""
     if options.rollback == "planes" and _may_be_stale(options, n_draft, n_snapshots, n_pass):
-        return ""  # what the fault stale-plane would read is restored
+        return ""  # the state that the fault stale-plane would read is restored instead
     return (
-        f"no draft is longer than the snapshots reach (n_rs_seq {n_snapshots}), so no checkpoint "
-        f"is ever restored; lower --n-rs-seq to {n_draft - 1} or choose --rollback checkpoint"
+        f"no draft is longer than the {n_snapshots} tokens that snapshots can roll back "
+        f"(n_rs_seq), so no checkpoint is ever restored; lower --n-rs-seq to {n_draft - 1} or "
+        "choose --rollback checkpoint"
     )
 
 
 def _may_be_stale(options: RunOptions, n_draft: int, n_snapshots: int, n_pass: int) -> bool:
     """Whether the last pass of a verify batch may write fewer planes than a rollback may undo.
 
-    A batch of one token more than a pass holds leaves a last pass of one token; the equal split
-    keeps as many tokens together as snapshots reach, as far as a pass holds them.
+    If the batch has one token more than fits a pass, the last pass has one token; the equal split
+    keeps as many tokens together as snapshots reach, if they fit a pass.
     """
     if options.split == "seq":
         return n_draft >= n_pass

@@ -1,5 +1,5 @@
-"""Options of a build of llama.cpp under test, by its own names, and of the checks of its rollback.
-torch is not needed for them."""
+"""Options of a tested llama.cpp build, under its own names, and of the rollback checks. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CACHE_TYPES = {
     "q4_0": 2,
     "iq4_nl": 20,
 }
-"""Types of attention cells by llama.cpp's names, and their numbers in ggml."""
+"""llama.cpp's names of cell types, and their numbers in ggml."""
 FLASH_ATTENTION = {"off": 0, "on": 1, "auto": -1}
 _MOST_DEPTHS, _DEEPEST = 16, 64
 DEPTHS = (1, 3, 8)
 
 
 def _layers(text: str) -> int:
-    """A number of layers; -1 and `all` are all."""
+    """A number of layers; -1 and `all` mean all."""
     if text in ("-1", "all"):
         return -1
     if not (text.isascii() and text.isdigit() and len(text) < 6):
@@ -37,7 +37,7 @@ def _layers(text: str) -> int:
 
 
 def _depths(text: str) -> tuple[int, ...]:
-    """Numbers of drafted tokens separated by commas; the default for none."""
+    """Draft lengths separated by commas; the default for an empty text."""
     words = text.split(",") if text else list(map(str, DEPTHS))
     if not all(word.isascii() and word.isdigit() and 1 <= int(word) <= _DEEPEST for word in words):
         raise OptionError(
@@ -50,11 +50,8 @@ def _depths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LlamaSettings:
-    """Settings of models and contexts; what is not given here is fixed by what a lane needs.
-
-    n_batch: tokens of a batch, None = those of a ubatch. load_mtp: load the MTP blocks of the file
-    too.
-    """
+    """Settings of models and contexts; all others are fixed by what a lane needs. n_batch: tokens
+    of a batch, None = those of a ubatch. load_mtp: also load the file's MTP blocks."""
 
     GROUP: ClassVar[str] = "llama.cpp"
     n_gpu_layers: int = option(
@@ -88,9 +85,7 @@ class LlamaSettings:
         choices=tuple(CACHE_TYPES),
     )
     kv_unified: bool = option(
-        False,
-        "-kvu, --kv-unified  sequences of llama.cpp share one buffer of cells",
-        FormRow("-kvu"),
+        False, "-kvu, --kv-unified  llama.cpp's sequences share one KV buffer", FormRow("-kvu")
     )
     n_batch: int | None = None
     load_mtp: bool = False
@@ -104,37 +99,38 @@ DEFAULT_SETTINGS = LlamaSettings()
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What is checked of a build, and at which settings."""
+    """What is checked in a build, and with which settings."""
 
     GROUP: ClassVar[str] = "gate"
     llama: LlamaSettings = part(LlamaSettings)
     n_batch: int | None = option(
         None,
-        "-b, --batch-size  tokens of llama.cpp's batches (default: those of a ubatch)",
+        "-b, --batch-size  tokens in a batch of llama.cpp (default: those of a ubatch)",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-b", 0, 1 << 16, special="as -ub"),
     )
     n_ubatch: int = option(
         512,
-        "-ub, --ubatch-size  tokens of a ubatch",
+        "-ub, --ubatch-size  tokens in a ubatch",
         NumberRange(1, math.inf, "Use a batch of at least one token."),
         FormRow("-ub", 1, 1 << 16),
     )
     n_slots: int = option(
         2,
-        "-np, --parallel  sequences of the scenario with several",
+        "-np, --parallel  sequences in the scenario with several sequences",
         NumberRange(2, 64, "Give 2 to 64 sequences."),
         FormRow("-np", 2, 64),
     )
     n_rs_seq: int | None = option(
         None,
-        "--n-rs-seq  planes beyond the live state, never fewer than are drafted (default: as many)",
+        "--n-rs-seq  snapshot planes in addition to the live state, at least the number of "
+        "drafted tokens (default: that number)",
         NumberRange(1, 64, "Give 1 to 64 planes."),
         FormRow("n_rs_seq", 0, 64, special="drafted"),
     )
     depths: tuple[int, ...] = option(
         DEPTHS,
-        "--depths K[,K…]  drafted tokens (default 1,3,8)",
+        "--depths K[,K…]  numbers of drafted tokens (default 1,3,8)",
         FormRow("depths", text="1,3,8"),
         parse=_depths,
     )
@@ -146,12 +142,12 @@ class GateOptions:
     )
     mtp: bool = option(
         False,
-        "--mtp  load the MTP block too, and check a context with an MTP context at its side",
+        "--mtp  load the MTP block too, and check a context that has an MTP context",
         FormRow("--mtp"),
     )
     baseline: str | None = option(
         None,
-        "--baseline FILE  what --json printed for an earlier build: only what is new fails",
+        "--baseline FILE  output of --json for an earlier build; only new failures count",
         FormRow("baseline", text="none"),
     )
 
@@ -160,7 +156,7 @@ class GateOptions:
 
     @property
     def settings(self) -> LlamaSettings:
-        """Those of models and contexts."""
+        """The settings of models and contexts."""
         return replace(self.llama, n_batch=self.n_batch, load_mtp=self.mtp)
 
 

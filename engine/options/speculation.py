@@ -1,4 +1,4 @@
-"""What speculation is set by: the drafters in use, their options, how drafts are judged."""
+"""Options of speculation: drafters and their settings, and how drafts are judged."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ def _widths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SpecOptions(LookupCacheOptions, ModelDraftOptions):
-    """Speculation: drafters in use, in any order, what they are set by, and the rule.
+    """Speculation: drafters in any order, their settings, and the acceptance rule.
 
-    adapt: a rule of engine.draft.adaptive. tree: widths of drafted trees. accept: how drafted
-    tokens are accepted, "match" keeps plain decoding's tokens, "rejection" the target's
-    distribution. verify_max: what is cut off a draft is not judged, and does not count as drafted.
-    synth_rates, synth_len: accept drafted tokens by chance instead of by the target; the output is
-    then invalid. All of them: engine.decode.acceptance.
+    adapt: a rule of engine.draft.adaptive. tree: widths of drafted trees. accept: "match" keeps the
+    tokens of plain decoding, "rejection" the target's distribution. verify_max: tokens cut off a
+    draft are not judged and do not count as drafted. synth_rates, synth_len: accept drafted tokens
+    at random instead of by the target; the output is then invalid. See engine.decode.acceptance.
     """
 
     GROUP: ClassVar[str] = "speculation"
     types: tuple[str, ...] = option(
         (),
-        "--spec-type A[,B]  drafters: none, {choices}; several are asked in this order, "
-        "whatever order they are given in, until one has a draft",
+        "--spec-type A[,B]  drafters: none, {choices}; of several, the first one in this order "
+        "that has a draft is used, whatever order they are given in",
         FormRow("drafters"),
         choices=DRAFTERS,
         parse=_names,
@@ -69,30 +68,30 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     )
     accept: str = option(
         "match",
-        "--spec-accept RULE  how drafted tokens are accepted: {either}. match keeps the tokens "
-        "of plain decoding, rejection only their distribution: the drafter draws its tokens "
-        "too, and p/q decides",
+        "--spec-accept RULE  how drafted tokens are accepted: {either}. match gives the tokens "
+        "of plain decoding; rejection sampling only keeps their distribution: the drafter "
+        "samples its tokens, and each is accepted with probability p/q",
         FormRow("accept"),
         choices=ACCEPT_RULES,
     )
     adapt: str = option(
         "none",
-        "--spec-draft-adapt RULE  how the longest draft, at most --spec-draft-n-max, changes "
-        "with what is accepted: {choices}",
+        "--spec-draft-adapt RULE  adapts the draft length, up to --spec-draft-n-max, to the "
+        "acceptance: {choices}",
         FormRow("adapt"),
         choices=("none", *ADAPT_RULES),
     )
     tree: tuple[int, ...] = option(
         (),
-        "--spec-tree W1[,W2…]  draft trees: most continuations of a token at the first, "
-        "second, … level of a draft; below these one (default: chains)",
+        "--spec-tree W1[,W2…]  draft trees: number of branches per token at the first, second, … "
+        "level of a draft, one at deeper levels (default: chains)",
         FormRow("tree", text="3, 2"),
         parse=_widths,
     )
     verify_max: int | None = option(
         None,
-        "--spec-verify-max N  most drafted tokens that are verified, for recording: longer "
-        "drafts are written to the trace whole, 0 = nothing is verified (default: all)",
+        "--spec-verify-max N  limit of drafted tokens to verify, for recordings: the trace still "
+        "has the whole draft; 0 = verify none (default: all)",
         NumberRange(0, 1024, "Leave it out to verify whole drafts."),
         FormRow("verify at most", -1, 1024, special="whole drafts"),
     )
@@ -103,7 +102,7 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         NgramSizes, drafter="ngram-map-k", hits=_NO_EFFECT, without=["min_hits"]
     )
     ngram_map_k4v: NgramSizes = part(
-        NgramSizes, drafter="ngram-map-k4v", hits="look-ups of a key before it drafts"
+        NgramSizes, drafter="ngram-map-k4v", hits="lookups of a key before it is used for drafts"
     )
     ngram_mod: NgramModOptions = part(NgramModOptions)
     suffix: SuffixOptions = part(SuffixOptions)
@@ -117,8 +116,8 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
     )
     synth_len: float | None = option(
         None,
-        "--spec-synth-len L  instead: mean number of tokens that a full draft brings, the "
-        "target's own included",
+        "--spec-synth-len L  instead of rates: mean number of tokens emitted per round with a "
+        "full draft, including the target's own token",
         FormRow("synth len", 0.0, 1025.0, special="off"),
         group="synthetic",
     )
@@ -129,11 +128,12 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
             raise OptionError(
                 "--spec-draft-n-min is negative or above --spec-draft-n-max.", "Lower it."
             )
-        # the floor ends a draft for the tokens drawn: throwing it away for that would favour others
+        # p_min ends a draft because of the tokens drawn: discarding it for that would favour other
+        # tokens
         if self.accept != "match" and self.n_min > 1 and self.p_min > 0.0:
             raise OptionError(
-                "--spec-accept rejection keeps no distribution when --spec-draft-p-min and "
-                "--spec-draft-n-min throw drafts away.",
+                "--spec-accept rejection does not keep the target's distribution if "
+                "--spec-draft-p-min and --spec-draft-n-min discard drafts.",
                 "Leave one of the two out.",
             )
         acceptance_rates(self.synth_rates, self.synth_len, self.longest)
@@ -146,7 +146,8 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
         able = [name for name, spec in DRAFTERS.items() if spec.branches]
         if other := [name for name in self.types if name not in able]:
             raise OptionError(
-                f"--spec-tree: {other[0]} drafts chains alone.", f"Use {', '.join(able)}."
+                f"--spec-tree does not work with {other[0]}, which drafts only chains.",
+                f"Use {', '.join(able)}.",
             )
         for flag, value in (
             ("--spec-accept rejection", self.accept != "match"),
@@ -155,7 +156,10 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
             ("--spec-synth-len", self.synth_len is not None),
         ):
             if value:
-                raise OptionError(f"{flag} is for chains alone.", "Leave it or --spec-tree out.")
+                raise OptionError(
+                    f"{flag} works only with chains, not with --spec-tree.",
+                    "Leave it or --spec-tree out.",
+                )
 
     @property
     def n_branches(self) -> int:
@@ -174,20 +178,21 @@ class SpecOptions(LookupCacheOptions, ModelDraftOptions):
 
     @property
     def _specs(self) -> list[DrafterSpec]:
-        """Of the drafters in use that are known; a trace may name others."""
+        """The known ones among the drafters in use; a trace may name others."""
         return [DRAFTERS[name] for name in self.types if name in DRAFTERS]
 
     @property
     def synthetic(self) -> tuple[float, ...]:
-        """Rates of synthetic acceptance, empty while the target decides."""
+        """Rates of synthetic acceptance, empty if the target decides."""
         return acceptance_rates(self.synth_rates, self.synth_len, self.longest)
 
 
 def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -> tuple[float, ...]:
-    """Rate i is the probability that the first i + 1 drafted tokens are all accepted.
+    """Rates of synthetic acceptance: rate i is the probability that the first i + 1 drafted tokens
+    are all accepted.
 
     rates: these probabilities, one per token of the longest draft n_max. length: instead, the mean
-    of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
+    length of the accepted list of a full draft; rates are then p, p², … Empty if neither is given.
     Raises OptionError.
     """
     if not rates and length is None:
@@ -198,13 +203,14 @@ def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -
         )
     if n_max < 1:
         raise OptionError(
-            "Synthetic acceptance has nothing to accept.", "Name a drafter with --spec-type."
+            "Synthetic acceptance needs drafts, and no drafter is given.",
+            "Name a drafter with --spec-type.",
         )
     if length is not None:
         if not 1.0 <= length <= n_max + 1:
             raise OptionError(
                 f"--spec-synth-len is outside 1..{n_max + 1}.",
-                f"The longest draft has {n_max} tokens and one more is the target's.",
+                f"The longest draft has {n_max} tokens, and the target adds one.",
             )
         p = _rate_for(length, n_max)
         return tuple(p ** (i + 1) for i in range(n_max))
@@ -218,7 +224,7 @@ def acceptance_rates(rates: Sequence[float], length: float | None, n_max: int) -
     if any(after > before for before, after in pairwise(rates)):
         raise OptionError(
             "--spec-synth-rates rises.",
-            "A token counts as accepted only with all before it, so later rates cannot be larger.",
+            "Give rates that do not rise: a token is accepted only if all tokens before it are.",
         )
     return tuple(rates)
 

@@ -24,7 +24,7 @@ _LONGEST_VALUE = 300
 
 
 def shown(value: Any) -> str:
-    """A value for people: numbers in few digits, "n/a" for none."""
+    """A value for display: numbers in few digits, "n/a" for None."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):
@@ -38,19 +38,19 @@ def shown(value: Any) -> str:
 
 
 def decimals(value: Any, digits: int) -> str:
-    """A number with this many decimals; "n/a" for none."""
+    """A number with this many decimals; "n/a" for None."""
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return f"{value:.{digits}f}" if is_number else "n/a"
 
 
 def name_of(facts: RunFacts) -> str:
-    """What a run is called: its model's name, else the engine that made it."""
+    """The name of a run: that of its model, else of its engine."""
     engine = facts.source.engine if facts.source else ""
     return str((facts.model or {}).get("name") or engine or "run")
 
 
 def model_section(model: Any, more: Mapping[str, Any] | None = None) -> Section:
-    """Which model: name, size and hashes of its files, not when they were changed."""
+    """The model: name, size and hashes of its files, without their modification times."""
     parts: dict[str, str] = {}
     for title, identity in (("", model), ("draft ", _mapping(model).get("draft"))):
         known = _mapping(identity)
@@ -72,22 +72,22 @@ def machine_section(environment: Any, more: Mapping[str, Any] | None = None) -> 
 
 
 def settings_section(options: RunOptions | None, more: Mapping[str, Any] | None = None) -> Section:
-    """Every option of a run that is not at its default, and that the others are."""
+    """The options of a run that differ from their defaults, and a remark on the others."""
     known = {name: shown(value) for name, value in (more or {}).items()} | changed(options)
     parts = [known] if known else []
     return Section("Settings", [*parts, Remark("All other options have their defaults.")])
 
 
 def changed(options: RunOptions | None) -> dict[str, str]:
-    """The options that are not at their defaults, by name."""
+    """The options that differ from their defaults, by name."""
     return {one.option.name: shown(value) for one, value in differing(options)}
 
 
 def findings_section(
     findings: Sequence[Finding], lanes: Mapping[int, str] | None = None
 ) -> Section:
-    """What the rules found, the gravest first, and below each what follows from it. lanes: names
-    of runs that are lanes."""
+    """Findings, most severe first, each followed by its consequences. lanes: names of runs that are
+    lanes."""
     notes = []
     for cause, following in with_consequences(findings):
         notes += [("", cause, f" {cause.suggestion}")]
@@ -110,7 +110,7 @@ def repeat_section(command: Sequence[str]) -> Section:
 
 
 def run_command(model: Any, options: RunOptions, prompts: Sequence[str]) -> list[str]:
-    """A command line for a run of which options and prompts are known; paths are names only."""
+    """A command line for a run whose options and prompts are known; of paths only the names."""
     name = _mapping(model).get("name")
     words = ["draftscope", "run", name if isinstance(name, str) else "MODEL"]
     draft = _mapping(_mapping(model).get("draft")).get("name")
@@ -141,14 +141,14 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 _MOST_PIECES = 4000
-"""Tokens of all sequences whose text is shown."""
+"""Most tokens of all sequences whose text is shown."""
 
 GeneratedText = tuple[str, list[tuple[str, str]]]
 """A sequence's prompt, and the pieces after it with their kinds (engine.trace.records)."""
 
 
 def run_texts(run: RunRef) -> list[GeneratedText]:
-    """Of every sequence: its prompt, and its tokens after it with their kinds."""
+    """For every sequence its prompt, and the tokens after it with their kinds."""
     store = run.store
     table = RunColumns(store, "tokens", run.run_id)
     found = []
@@ -166,8 +166,8 @@ def run_texts(run: RunRef) -> list[GeneratedText]:
 
 
 def _joined(runs: Sequence[tuple[bytes, str]]) -> list[tuple[str, str]]:
-    """Tokens after the prompt, at most _MOST_PIECES; neighbours of a kind are one piece, so that
-    characters of several tokens are whole."""
+    """Tokens after the prompt, at most _MOST_PIECES; neighbours of one kind are joined, so that
+    characters that span several tokens are whole."""
     joined: list[tuple[bytes, str]] = []
     for piece, kind in [one for one in runs if one[1] not in ("prompt", "replayed")][:_MOST_PIECES]:
         if joined and joined[-1][1] == kind:
@@ -178,13 +178,14 @@ def _joined(runs: Sequence[tuple[bytes, str]]) -> list[tuple[str, str]]:
 
 
 def _text(piece: bytes, kind: str) -> str:
-    """Lines that were never written do not break those that were."""
+    """The text of a piece; line feeds of ghosts are replaced, as they do not break the text's
+    lines."""
     text = piece.decode("utf-8", "replace")
     return text.replace("\n", "⏎") if kind in GHOST_KINDS else text
 
 
 def shown_texts(texts: Sequence[GeneratedText]) -> list[Part]:
-    """Every sequence with its prompt, as far as there is room, and what the marks mean."""
+    """Every sequence with its prompt, up to _MOST_PIECES pieces, and the meaning of the marks."""
     parts: list[Part] = []
     room = _MOST_PIECES
     for number, (prompt, pieces) in enumerate(texts):

@@ -26,7 +26,7 @@ _TICKS = 5
 
 
 def draw(plot: Plot) -> str:
-    """The picture with its title, empty where the plot has no value."""
+    """A plot with its title, empty if it has no value."""
     series = {
         name: [_finite(value, plot.log) for value in values[:_MOST_NAMES]]
         for name, values in list(plot.series.items())[:_MOST_SERIES]
@@ -81,7 +81,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-# -- horizontal bars, one row a name ---------------------------------------------------------
+# -- horizontal bars, one row per name --------------------------------------------------------
 
 
 def _bars(plot: Plot) -> str:
@@ -239,17 +239,17 @@ PLOTS: dict[str, Callable[[Plot], str]] = {
     "lines": _lines,
     "heat": _heat,
 }
-"""bars: horizontal, one row a name. columns: upright over x. lines: over x. heat: a row a series,
-its values as strength of colour."""
+"""bars: horizontal, one row per name. columns: vertical over x. lines: over x. heat: one row per
+series, values as colour strength."""
 
 
 _SHORT = 24
-"""Cells of this many characters stay on one line."""
+"""Text cells up to this many characters stay on one line."""
 _STYLE = "".join(Path(__file__).with_name("page.css").read_text(encoding="utf-8").splitlines())
 
 
 def html_page(report: Report) -> str:
-    """The whole page, ASCII apart from what the texts hold; any text may be hostile."""
+    """The whole page, ASCII except for texts; any text may be hostile."""
     body = "".join(_body(report))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -314,6 +314,6 @@ def _tokens(part: Tokens) -> str:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """As one HTML page, in place of an earlier file. Raises OptionError where the system does not
-    let us write."""
+    """Write a report as one HTML page, replacing an earlier file. Raises OptionError if that
+    fails."""
     write_text(path, html_page(report))

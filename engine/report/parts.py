@@ -21,7 +21,7 @@ class ReportTable:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold numbers, and marks where there is none, alone: [len(heads)]."""
+        """Which columns hold only numbers and marks for missing ones: [len(heads)]."""
         columns = zip(*self.rows, strict=True) if self.rows else [()] * len(self.heads)
         return tuple(
             any(map(_NUMBER.fullmatch, cells))
@@ -32,8 +32,8 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A sentence or a paragraph. tone: "", the severity of a finding, or CODE: lines as they are,
-    such as a command."""
+    """A sentence or a paragraph. tone: "", the severity of a finding, or CODE: lines kept
+    literally, such as a command."""
 
     text: str
     tone: str = ""
@@ -49,10 +49,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture that engine.report.page draws. kind: one of its PLOTS.
+    """A plot drawn by engine.report.page. kind: one of its PLOTS.
 
-    names: of the values along x, or of the bars. series: by name, None where there is no value.
-    unit: of the values. log: a logarithmic axis.
+    names: of the values along x, or of the bars. series: by name, None = missing. unit: of the
+    values. log: a logarithmic axis.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Plot:
 
 
 Part = ReportTable | Mapping[str, str] | Remark | Tokens | Plot
-"""A mapping: names and values, in two columns."""
+"""A mapping has names and values, shown in two columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A title, what was measured in a sentence, and sections; sections without parts are left
-    out."""
+    """A title, the result in a sentence, and sections; empty sections are omitted."""
 
     title: str
     summary: str

@@ -1,7 +1,7 @@
-"""A gate over check-rollback: what is new since a baseline, as JUnit XML and as Markdown.
+"""A gate over check-rollback: failures that are new since a baseline, as JUnit XML and Markdown.
 
-A baseline is what `draftscope check-rollback --json` printed for an earlier build. A check that
-failed there too, by whatever outcome, is not new.
+A baseline is the output of `draftscope check-rollback --json` for an earlier build. A check that
+failed there too, with any outcome, is not new.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Gate:
 
     @property
     def failures(self) -> list[CheckedLane]:
-        """What fails the gate: without a baseline everything that a build must not do (strict:
-        known defects too), with one what is bad now and was not there."""
+        """Checks that fail the gate: without a baseline every outcome that a build must not have
+        (strict: known defects too), with one those that are bad now and were not in it."""
         return [lane for lane in self.lanes if self._fails(lane)]
 
     @property
     def fixed(self) -> list[str]:
-        """Names of checks that were bad in the baseline and are not now."""
+        """Names of checks that were bad in the baseline and no longer are."""
         return [
             lane.name
             for lane in self.lanes
@@ -54,8 +54,8 @@ class Gate:
 
 
 def junit(gate: Gate) -> str:
-    """The checks as JUnit XML: failures are those of the gate, and what fails as it did before or
-    was not judged is skipped."""
+    """The checks as JUnit XML: failures are those of the gate; checks that fail as before or were
+    not judged are skipped."""
     failing = {lane.name for lane in gate.failures}
     suite = ElementTree.Element("testsuite", name="draftscope check-rollback")
     skipped = 0
@@ -89,7 +89,7 @@ def markdown(gate: Gate) -> str:
     verdict = f"{n} new failure{'s' if n != 1 else ''}"
     counts = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
     others = sum(lane.outcome in BAD for lane in gate.lanes) - len(failures)
-    known = "bad in the baseline too" if gate.baseline is not None else "known defects"
+    known = "also bad in the baseline" if gate.baseline is not None else "known defects"
     return (
         f"**Rollback of {_code(gate.library)} on {_code(gate.model)}: {verdict}**\n\n"
         f"- {len(gate.lanes)} checks: {counts}\n"
@@ -112,7 +112,7 @@ def _code(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without control characters, which a library's messages may have, and not too long."""
+    """Text without control characters, which a library's messages may contain, and shortened."""
     return terminal_text(" ".join(text.split()))[:_LONGEST]
 
 

@@ -1,5 +1,5 @@
-"""Report on one run, from its trace alone, so that opened traces have one too; and its figures in
-one line, or in three."""
+"""Report on one run, on lanes or on two runs, from the trace alone, so that opened traces have one
+too; and a run's figures in one line, or in three."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance, summary, timings
 
 _POSITIONS = 8
-"""Of a draft, shown in a line."""
+"""Draft positions shown in a line."""
 _ENDS = {
     "end": "ended with an end token",
     "stop": "ended with an end token or a stop text",
     "limit": "reached the token limit",
-    "grammar": "could not go on within the grammar",
+    "grammar": "could not continue within the grammar",
     "failed": "failed",
     "stopped": "was stopped",
     "interrupted": "was interrupted when its window ended",
@@ -53,8 +53,8 @@ _ENDS = {
 
 
 def headline(totals: Mapping[str, Any], *, has_speed: bool = True) -> str:
-    """Figures of a run in one line, as far as they are known. has_speed: lanes share their drafts
-    and have none of their own."""
+    """Figures of a run in one line, as far as known. has_speed: lanes share their drafts and have
+    no speed of their own."""
     n = totals["predicted_n"]
     line = "tokens not known" if n is None else f"{n} tokens"
     if totals["predicted_per_second"] and has_speed:
@@ -69,8 +69,8 @@ def headline(totals: Mapping[str, Any], *, has_speed: bool = True) -> str:
 
 
 def figure_lines(totals: Mapping[str, Any]) -> Iterator[str]:
-    """The headline; prompt and times of the phases; acceptance by position (given that the token
-    before was accepted) and rounds by rollback depth. What is not known is left out."""
+    """The headline; prompt and times of the phases; acceptance by position (if the previous token
+    was accepted) and rounds by rollback depth. Unknown figures are omitted."""
     yield headline(totals)
     parts = []
     if totals.get("prompt_n") is not None:
@@ -131,9 +131,9 @@ def _end(run: RunRef, stop: str, seq_id: int) -> str:
         return _ENDS.get(stop, f"ended: {stop}")
     n_ctx = run.facts.n_ctx
     delivered = f"{_n_emitted(run, seq_id):,}"
-    of = f" of {asked:,} tokens asked for" if asked > 0 else " tokens"
+    of = f" of {asked:,} requested tokens" if asked > 0 else " tokens"
     room = f" of {n_ctx:,} tokens" if n_ctx else ""
-    return f"filled the context{room}: {delivered}{of} came; a larger context takes more"
+    return f"filled the context{room} after {delivered}{of}; raise -c for more"
 
 
 def _n_emitted(run: RunRef, seq_id: int) -> int:
@@ -142,10 +142,8 @@ def _n_emitted(run: RunRef, seq_id: int) -> int:
 
 
 def run_report(run: RunRef, environment: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
-    """environment: of this machine; what the run's facts tell of theirs goes before it.
-
-    command: the words it was started with; without them a command is made of its options.
-    """
+    """environment: of this machine; a run's own takes precedence. command: the words it was started
+    with; without them a command is made from its options."""
     store, facts = run.store, run.facts
     figures = summary(store, run.run_id)
     texts = run_texts(run)
@@ -193,7 +191,7 @@ def _drafts(figures: Mapping[str, Any]) -> list[Part]:
     rates = figures.get("acceptance_per_position") or {}
     positions = max((len(values or ()) for values in rates.values()), default=0)
     parts: list[Part] = []
-    names = {"unconditional": "of all steps", "conditional": "of those accepted so far"}
+    names = {"unconditional": "of all steps", "conditional": "of those with all before accepted"}
     if positions:
         parts.append(
             Plot(
@@ -253,7 +251,7 @@ def _sequences(store: TraceStore, run_id: int) -> ReportTable:
 
 
 def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
-    """Where a run ran; `environment` where it does not report."""
+    """The machine of a run; `environment` if its facts have none."""
     known = facts.pick("device", "compute", "threads", "threads_chosen")
     return machine_section(
         facts.environment or environment,
@@ -262,7 +260,7 @@ def run_machine(facts: RunFacts, environment: Mapping[str, Any]) -> Section:
 
 
 def model_facts(facts: RunFacts) -> dict[str, Any]:
-    """What a run tells of its model next to the files: architecture and sizes in memory."""
+    """Facts of a run's model in addition to its files: architecture and sizes in memory."""
     sizes = {
         "weight": facts.weight_bytes,
         "memory": facts.memory_bytes,
@@ -295,10 +293,8 @@ def compare_report(
     command: Sequence[str] = (),
     verdicts: Sequence[LaneVerdict] | None = None,
 ) -> Report:
-    """lanes: runs of one comparison, the reference first. verdicts: where they are known already.
-
-    environment, command: as for `engine.report.run`.
-    """
+    """lanes: runs of one comparison, the reference first. verdicts: if already known. environment,
+    command: as for `run_report`."""
     store, facts = lanes[0].store, lanes[0].facts
     if verdicts is None:
         verdicts = judge_lanes(store, [lane.run_id for lane in lanes])
@@ -335,7 +331,7 @@ def lane_cells(verdict: LaneVerdict) -> tuple[str, ...]:
 
 
 def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> Iterator[str]:
-    """A sentence for every lane that needs one: another bound than the common one, a fork, a
+    """A sentence for each of these facts of a lane: another bound than the common one, a fork, a
     fault without effect, an error."""
     for v in verdicts:
         if math.isfinite(v.bound) and v.bound != common_bound:
@@ -355,7 +351,7 @@ def lane_notes(verdicts: Sequence[LaneVerdict], common_bound: float | None) -> I
 
 
 def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[str]:
-    """A sentence for every noise lane with a ceiling: what its texts, decoded afresh, came to."""
+    """A sentence for every noise lane with a ceiling: the NMSE of its texts when decoded afresh."""
     for verdict in verdicts:
         check = trace.runs[verdict.run_id].noise_check
         if check is None:
@@ -366,9 +362,9 @@ def noise_notes(trace: TraceStore, verdicts: Sequence[LaneVerdict]) -> Iterator[
             worst[one.batches] = max(worst.get(one.batches, 0.0), found)
         figures = ", ".join(f"{nmse:.1e} in {name}" for name, nmse in worst.items())
         yield (
-            f"{verdict.lane}: texts decoded afresh differ by NMSE {figures}; "
+            f"{verdict.lane}: texts decoded from an empty memory differ by NMSE {figures}; "
             if figures
-            else f"{verdict.lane}: no text was decoded afresh; "
+            else f"{verdict.lane}: no text was decoded from an empty memory; "
         ) + f"rounding reaches {check.ceiling:.0e}"
 
 
@@ -408,15 +404,13 @@ def pair_report(
     difference: str,
     environment: Mapping[str, Any],
 ) -> Report:
-    """names: of the runs, as the reader knows them. figures: name, both values and the first as a
-    multiple of the second. difference: where the texts part, a sentence.
-
-    environment: of this machine; what a run's facts tell of theirs goes before it.
-    """
+    """names: of the runs, for display. figures: name, both values and the first as a multiple of
+    the second. difference: where the texts diverge, a sentence. environment: of this machine; a
+    run's own takes precedence."""
     texts = [run_texts(run) for run in runs]
 
     def both(make: Any) -> list[Section]:
-        """A section for each run, under its name; one for both where they are the same."""
+        """A section for each run, under its name; one for both if they are equal."""
         one, two = (make(run, text) for run, text in zip(runs, texts, strict=True))
         return [one] if one == two else [_named(one, names[0]), _named(two, names[1])]
 
@@ -444,8 +438,8 @@ def _findings(run: RunRef) -> Section:
 
 
 def _settings(runs: tuple[RunRef, RunRef], names: tuple[str, str]) -> Section:
-    """Every option that one of both has not at its default; what an engine does not report is not
-    called a default."""
+    """Options that differ from their default in either run; for an unreported option no default is
+    claimed."""
     options = [run.facts.options for run in runs]
     changes = [changed(one) for one in options]
     rest = [_DEFAULT if one else _UNTOLD for one in options]

@@ -35,11 +35,11 @@ from engine.trace.timings import summary
 from engine.trace.token_text import MEANING, display_text, pieces_at
 
 MOST_TOKENS = 500_000
-"""Rows of the tokens table that a page holds."""
+"""Most rows of the tokens table on a page."""
 _MOST_CANDIDATES = 16_000
-"""Rows of the tokens table up to which a page has the most probable tokens of each."""
+"""Rows of the tokens table up to which a page includes each token's most probable alternatives."""
 _MOST_SLOTS = 256
-"""Snapshot planes of a sequence that a page shows."""
+"""Most snapshot planes of a sequence on a page."""
 _LONGEST_TEXT = 4000
 _DIGITS = 4
 _UNUSED = ("run_id", "lane")
@@ -57,17 +57,17 @@ _OF_TOKENS = (
     "target_entropy",
 )
 _SPENT = "spent"
-"""Recorded as stale by a policy that refuses to read it, as the window has it."""
+"""A plane recorded as stale under a policy that refuses to read it, as in the window."""
 SHOWN_STATES = (*SLOT_STATES, _SPENT)
 NOT_OBSERVED = len(SHOWN_STATES)
 
 
 def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
-    """Everything that the page shows of these runs. Raises OptionError for more than it can."""
+    """Everything that the page shows of these runs. Raises OptionError for too many tokens."""
     n_tokens = _n_tokens(runs)
     if n_tokens > MOST_TOKENS:
         raise OptionError(
-            f"The runs have {n_tokens:,} rows of tokens, and a page holds {MOST_TOKENS:,}.",
+            f"The runs have {n_tokens:,} rows of tokens, but a page can hold only {MOST_TOKENS:,}.",
             "Choose some of the runs (--run).",
         )
     pieces = _TokenTexts()
@@ -90,7 +90,7 @@ def session_data(runs: Sequence[RunRef]) -> dict[str, Any]:
 
 
 def fits(runs: Sequence[RunRef]) -> bool:
-    """Whether a page holds these runs."""
+    """Whether these runs fit on a page."""
     return _n_tokens(runs) <= MOST_TOKENS
 
 
@@ -99,7 +99,7 @@ def _n_tokens(runs: Sequence[RunRef]) -> int:
 
 
 class _TokenTexts:
-    """Texts of tokens, each once; `texts` in the order of their numbers."""
+    """Distinct token texts; `texts` in the order of their numbers."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -146,7 +146,7 @@ def _finding(one: Finding) -> dict[str, Any]:
 
 
 def _columns(table: RunColumns, name: str) -> dict[str, Any]:
-    """All columns that say anything, and the number of rows."""
+    """The number of rows, and all columns that are not empty."""
     found = {
         column.name: _column(table, column)
         for column in TABLES[name]
@@ -170,7 +170,7 @@ def _column(table: RunColumns, column: Column, rows: np.ndarray | None = None) -
 
 
 def _numbers(values: np.ndarray) -> list[Any]:
-    """Numbers in few digits, None where nothing was observed or the number is not finite."""
+    """Numbers in few digits, None if not observed or not finite."""
     if values.dtype.kind == "f":
         kept = [float(f"{one:.{_DIGITS}g}") for one in values.tolist()]
         return [(int(one) if one.is_integer() else one) if isfinite(one) else None for one in kept]
@@ -184,8 +184,8 @@ def _alike(values: list[Any]) -> Any:
 
 
 def _tokens(run: RunRef, pieces: _TokenTexts, has_candidates: bool) -> dict[str, Any]:
-    """The tokens in the order in which they are read, by sequence. A token that was decoded again
-    after a restore is marked; its second row is left out."""
+    """The tokens in reading order, by sequence. A token that was decoded again after a restore is
+    marked; its second row is omitted."""
     store = run.store
     table = RunColumns(store, "tokens", run.run_id)
     kinds = np.array([_code(store, kind) for kind in TOKEN_KINDS])
@@ -223,7 +223,7 @@ def _code(store: TraceStore, text: str) -> int:
 def _replayed(
     table: RunColumns, kind: np.ndarray, order: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of tokens that were decoded again, and all rows that are shown, both int64 [n]."""
+    """Rows of tokens that were decoded again, and all rows shown, both int64 [n]."""
     is_ghost = np.isin(kind, [TOKEN_KINDS.index(one) for one in GHOST_KINDS])
     is_again = kind == TOKEN_KINDS.index("replayed")
     origins: dict[tuple[int, int], int] = {}
@@ -245,7 +245,7 @@ def _replayed(
 def _candidates(
     store: TraceStore, pieces: _TokenTexts, ids: list[int], ps: list[float]
 ) -> list[Any] | None:
-    """Pairs of text and probability; None without any."""
+    """Numbers of texts and probabilities in turn; None without any."""
     found = [
         (pieces.number(store.pieces.get(one, b""), one), float(f"{p:.3g}"))
         for one, p in zip(ids, ps, strict=True)
@@ -255,8 +255,8 @@ def _candidates(
 
 
 def ring_images(run: RunRef) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Per sequence: its number, its first round, and what its planes held after each round from
-    there on, uint8 [planes, rounds]: an index into SHOWN_STATES, and NOT_OBSERVED."""
+    """Per sequence: its number, its first round, and the state of its planes after each round from
+    there on, uint8 [planes, rounds]: an index into SHOWN_STATES, or NOT_OBSERVED."""
     store = run.store
     table = RunColumns(store, "memory", run.run_id)
     if not table.n:
@@ -277,7 +277,7 @@ def ring_images(run: RunRef) -> Iterator[tuple[int, int, np.ndarray]]:
 
 
 def _ring(run: RunRef) -> list[dict[str, Any]]:
-    """Per sequence what its planes ever held, by names, and how many they are."""
+    """Per sequence the number of its planes and the names of the states that they ever had."""
     return [
         {
             "seq": seq_id,
@@ -289,8 +289,8 @@ def _ring(run: RunRef) -> list[dict[str, Any]]:
 
 
 def reads_stale(facts: RunFacts) -> bool:
-    """Whether a run may have read what is recorded as stale: this engine refuses to, but for the
-    fault that is about it; of others, and where the options are not known, it cannot be known."""
+    """Whether a run may have read stale planes: this engine refuses to, except with the fault
+    stale-plane; true also for other engines and for unknown options, where it cannot be known."""
     is_ours = facts.source is None or facts.source.engine in (None, "draftscope")
     if facts.options is None or not is_ours or facts.lane_kind in (PEER, PEER_NOISE):
         return True
@@ -320,10 +320,8 @@ def _divergence(run: RunRef) -> dict[str, Any] | None:
 
 
 def chosen_runs(store: TraceStore, run_ids: Sequence[int] = ()) -> Iterator[RunRef]:
-    """Runs of a trace, without run_ids those that the user has not deleted.
-
-    Raises OptionError for one that the trace does not have.
-    """
+    """Runs of a trace: run_ids, or all that the user has not deleted. Raises OptionError for a run
+    that the trace does not have."""
     for run_id in run_ids:
         if run_id not in store.runs:
             raise OptionError(

@@ -19,7 +19,8 @@ _LONGEST_CELL = 200
 
 
 def visible(text: str, *, keep_lines: bool = False) -> str:
-    """The text with characters that show nothing or change direction as codes such as U+202E."""
+    """A text in which invisible characters and those that change the direction are codes such as
+    U+202E."""
     return "".join(
         char if char.isprintable() or (keep_lines and char == "\n") else _code(char)
         for char in text
@@ -33,23 +34,22 @@ def _code(char: str) -> str:
 
 
 def escape(text: str) -> str:
-    """For HTML and SVG, in an element or an attribute; on one line."""
+    """Text for an element or attribute of HTML or SVG, on one line."""
     return html.escape(visible(" ".join(text.split())))
 
 
 def escape_lines(text: str) -> str:
-    """For HTML where line feeds and runs of spaces are kept."""
+    """Text for HTML that keeps line feeds and runs of spaces."""
     return html.escape(visible(text.replace("\t", "    "), keep_lines=True))
 
 
 def markdown_cell(text: str) -> str:
-    """For a cell or a list in Markdown: on one line, nothing in it means anything, no one is
-    mentioned and nothing linked."""
+    """Text for a cell or list in Markdown: on one line, without markup, mentions or links."""
     line = visible(" ".join(text.split()))
     if len(line) > _LONGEST_CELL:
         line = f"{line[: _LONGEST_CELL - 1]}…"
     plain = _LIST.sub(r"\1\\\2", _MARKDOWN.sub(r"\\\1", line.replace("&", "&amp;")))
-    # a mention or a reference needs its sign to stand before the word
+    # mentions and references need their sign directly before the word
     return _AUTOMATIC.sub("\\g<0>&ZeroWidthSpace;", plain)
 
 
@@ -61,7 +61,7 @@ def markdown_block(text: str) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The whole report."""
+    """A whole report."""
     return "\n".join(_lines(report)).rstrip("\n") + "\n"
 
 

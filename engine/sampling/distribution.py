@@ -13,9 +13,9 @@ _STREAM = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Tokens that may be drawn, and how likely each is; every other token has probability 0.
+    """Tokens that may be drawn, with their probabilities; every other token has probability 0.
 
-    ids: int64 [k], each once. probs: float64 [k], above 0, of sum 1.
+    ids: int64 [k], distinct. probs: float64 [k], above 0, with sum 1.
     """
 
     ids: np.ndarray
@@ -28,7 +28,7 @@ class Distribution:
 
     @classmethod
     def of_weights(cls, ids: np.ndarray, weights: np.ndarray) -> Distribution:
-        """Normalise weights [k], none negative and not all 0; tokens of weight 0 are left out."""
+        """Normalise weights [k], none negative and not all 0; tokens of weight 0 are omitted."""
         kept = weights > 0
         return cls(ids[kept], weights[kept] / weights[kept].sum())
 
@@ -39,7 +39,7 @@ class Distribution:
         return float(self.probs[self.ids == token].sum())
 
     def at(self, uniform: float) -> int:
-        """The token that a number in [0, 1) falls on, tokens lying in their order here."""
+        """The token at a number in [0, 1) of the cumulative distribution, in the order of `ids`."""
         if len(self.ids) == 1:
             return int(self.ids[0])
         rank = np.searchsorted(np.cumsum(self.probs), uniform, side="right")
@@ -55,7 +55,7 @@ def _certain(token: int) -> Distribution:
 
 def softmax(logits: np.ndarray, temp: float = 1.0) -> np.ndarray:
     """Softmax of logits [k] at a temperature above 0; float64, sum 1."""
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
+    with np.errstate(over="ignore"):  # a tiny temperature sends all others to -inf
         weights = np.exp((logits.astype(np.float64) - logits.max()) / temp)
     return np.asarray(weights / weights.sum())
 
@@ -88,7 +88,7 @@ class TokenDraws:
         return Distribution.of_weights(np.array(ids), np.where(passed, self._weights(logits), 0))
 
     def forget(self, seq: int) -> None:
-        """The sequence has ended; the next in its slot draws afresh."""
+        """The sequence has ended; the next one in its slot gets new random numbers."""
         self._random.pop(seq, None)
 
     def _weights(self, logits: Sequence[float]) -> np.ndarray:

@@ -23,12 +23,12 @@ from engine.sampling.options import SamplerOptions
 
 _QUIET = {"log_level": 0}
 UNMET = "the grammar does not allow the token that was chosen"
-STUCK = "no token of the vocabulary goes on as the grammar wants"
+STUCK = "no token of the vocabulary fits the grammar here"
 BANNED = "every token that the grammar allows is banned or has a logit of minus infinity"
 MOST_BYTES = 1 << 20
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): (.*)", re.DOTALL)
-_LARK_REMEDY = "Correct it; the rules are Lark's as llguidance reads them, beginning with `start:`."
-_SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not know."
+_LARK_REMEDY = "Correct it; it needs llguidance's Lark syntax, starting with `start:`."
+_SCHEMA_REMEDY = "Correct the schema, or leave out what llguidance does not support."
 
 
 class GrammarTokens:
@@ -64,7 +64,7 @@ AllowedTokens = np.ndarray
 
 
 def is_allowed(tokens: AllowedTokens, token: int) -> bool:
-    """Whether a token may come."""
+    """Whether a token is allowed."""
     entry = token >> 3
     return entry < len(tokens) and bool(tokens[entry] >> (token & 7) & 1)
 
@@ -94,7 +94,7 @@ class GrammarState:
     def start(
         cls, text: str, tokens: GrammarTokens, limits: llguidance.LLParserLimits | None = None
     ) -> GrammarState:
-        """Before the first token. text: a grammar in llguidance's own format that is valid."""
+        """The state before the first token. text: a valid grammar in llguidance's own format."""
         limits = limits or llguidance.LLParserLimits(verbose_errors=False)
         return cls(llguidance.LLMatcher(tokens.handle, text, limits=limits, **_QUIET), tokens)
 
@@ -104,7 +104,7 @@ class GrammarState:
         return self._tokens.end_tokens[0]
 
     def clone(self) -> GrammarState:
-        """A state of its own at the same place."""
+        """An independent state at the same place."""
         other = GrammarState(self._matcher.deep_copy(), self._tokens)
         other._ended, other.error, other.n_good = self._ended, self.error, self.n_good
         return other
@@ -113,7 +113,7 @@ class GrammarState:
         return self.clone()
 
     def allowed(self) -> AllowedTokens:
-        """What may come next: end tokens alone after an end or an error."""
+        """The tokens that may come next: only end tokens after an end or an error."""
         if not self._ended and not self.error:
             found = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
             if self._matcher.is_error():
@@ -128,7 +128,7 @@ class GrammarState:
         return bits
 
     def accept(self, token: int) -> None:
-        """A token was chosen. After an end or an error nothing changes any more."""
+        """Accept a chosen token; no effect after an end or an error."""
         if self._ended or self.error:
             return
         if token in self._tokens.end_tokens and self._matcher.is_accepting():
@@ -139,7 +139,7 @@ class GrammarState:
         self.n_good += 1
 
     def retract(self) -> None:
-        """The newest token was not chosen after all."""
+        """Take back the newest token."""
         if self.error:
             return
         if self._ended:
@@ -150,7 +150,7 @@ class GrammarState:
         self.n_good -= 1
 
     def is_as(self, other: GrammarState) -> bool:
-        """Whether both have come as far, and allow the same next."""
+        """Whether both have the same progress and allow the same next tokens."""
         if (self._ended, self.error, self.n_good) != (other._ended, other.error, other.n_good):
             return False
         mine, theirs = self.clone().allowed(), other.clone().allowed()
@@ -168,24 +168,24 @@ class GrammarState:
         return len(tokens)
 
     def fail(self, why: str) -> None:
-        """Note that the text cannot go on."""
+        """Note that the text cannot continue."""
         self.error = self.error or why
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar over a vocabulary. text: in llguidance's own format, valid."""
+    """A grammar over a vocabulary. text: valid, in llguidance's own format."""
 
     text: str
     tokens: GrammarTokens
 
     def start(self) -> GrammarState:
-        """The state of a text that begins."""
+        """The state at the start of a text."""
         return GrammarState.start(self.text, self.tokens)
 
 
 def why_invalid(text: str, tokens: GrammarTokens) -> str:
-    """What the library says against a grammar, empty if it is valid."""
+    """The library's error for a grammar, empty if it is valid."""
     is_wrong, messages = llguidance.LLMatcher.validate_grammar_with_warnings(text, tokens.handle)
     return messages[0] if is_wrong else ""
 
@@ -230,7 +230,7 @@ def _rules(path: Path, tokens: GrammarTokens) -> Grammar:
 
 
 def _sentence(message: str) -> str:
-    """The library's message without its picture of the place."""
+    """The library's message without its excerpt of the grammar."""
     first, *rest = message.strip().split("\n")
     cause = next((line.strip() for line in rest if line.strip().startswith("error: ")), "")
     return f"{first.strip().rstrip(':.')}{cause.replace('error: ', ': ', 1)}"

@@ -36,9 +36,9 @@ def parse_bias(text: str) -> tuple[int, float]:
 class SamplerOptions:
     """The sampler chain, in the order of engine.sampling.sampler; temp <= 0 is greedy.
 
-    repeat_last_n: newest tokens, of the prompt too, that the three penalties look at; 0 = none,
+    repeat_last_n: newest tokens, including the prompt, that the three penalties consider; 0 = none,
     -1 = all. logit_bias: token ids and what is added to their logits. json_schema, grammar_file:
-    paths of a file, at most one of them, that the output keeps to (engine.sampling.grammar).
+    path of a file with a constraint on the output, at most one of them (engine.sampling.grammar).
     """
 
     GROUP: ClassVar[str] = "decoding"
@@ -67,7 +67,7 @@ class SamplerOptions:
     )
     min_p: float = option(
         0.05,
-        "--min-p P  least probability kept, relative to the largest, 0 = all",
+        "--min-p P  lowest probability kept, relative to the largest one, 0 = all",
         NumberRange(0.0, 1.0, "Use 0 to switch it off."),
         FormRow("min_p", 0.0, 1.0),
     )
@@ -85,17 +85,18 @@ class SamplerOptions:
     )
     presence_penalty: float = option(
         0.0,
-        "--presence-penalty A  taken off the logit of every recent token, 0 = off",
+        "--presence-penalty A  subtracted from the logit of every recent token, 0 = off",
         FormRow("presence", -10.0, 10.0),
     )
     frequency_penalty: float = option(
         0.0,
-        "--frequency-penalty A  the same for each time that it occurred, 0 = off",
+        "--frequency-penalty A  subtracted from the logit for each occurrence of a recent token, "
+        "0 = off",
         FormRow("frequency", -10.0, 10.0),
     )
     repeat_last_n: int = option(
         64,
-        "--repeat-last-n  tokens that the penalties call recent, 0 = none, -1 = all",
+        "--repeat-last-n  number of recent tokens that the penalties apply to, 0 = none, -1 = all",
         NumberRange(-1, math.inf, "Use 0 for off, -1 for the whole context."),
         FormRow("last_n", -1, 100_000, special="all"),
     )
@@ -110,13 +111,13 @@ class SamplerOptions:
 
     json_schema: str | None = option(
         None,
-        "--json-schema FILE  a file: the output is JSON that fits this schema",
+        "--json-schema FILE  file with a JSON schema that the output has to match",
         FormRow("JSON schema", text="file"),
     )
     grammar_file: str | None = option(
         None,
-        "--grammar-file FILE  a file: the output follows this grammar, in Lark's notation as "
-        "llguidance reads it",
+        "--grammar-file FILE  file with a grammar that the output has to match, in llguidance's "
+        "Lark syntax",
         FormRow("grammar", text="file"),
     )
 

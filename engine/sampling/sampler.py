@@ -1,10 +1,11 @@
 """The sampler chain and the random numbers of one sequence.
 
-The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature. What a
-grammar forbids gets -inf before top-k.
-Speculation examines positions one by one with the same sampler, so a run draws as many random
-numbers as plain decoding does, in the same order. A temperature of 0 or less takes the most
-probable token after bias and penalties; the filters then have no say.
+The order is llama.cpp's: logit bias, penalties, top-k, typical, top-p, min-p, temperature. Tokens
+that a grammar forbids get -inf before top-k.
+
+Speculation samples positions one by one with the same sampler, so a run draws as many random
+numbers as plain decoding, in the same order. A temperature of 0 or less selects the most probable
+token after bias and penalties; the filters are then ignored.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from kernels.rows.record import on_host
 from kernels.rows.reductions import top_k
 
 RowDistribution = Callable[[int], Distribution]
-"""The target's distribution at a row of a batch. Where penalties or a grammar are in force it
-depends on the tokens accepted so far: rows must be asked for in order, each before its token is
-accepted."""
+"""The target's distribution at a row of a batch. With penalties or a grammar it depends on the
+tokens accepted so far: rows must be requested in order, each before its token is accepted."""
 
 
 class SamplerState(NamedTuple):
@@ -56,9 +56,8 @@ class Sampler:
     """Samples one sequence. The generator is seeded per sequence, as a server does per request.
 
     banned: token ids that are never chosen (--ignore-eos bans the end-of-generation tokens).
-    history: tokens that the penalties already look at, a prompt. grammar: what the text keeps to.
-
-    accepted: tokens chosen so far. n_draws: random numbers that were used for them.
+    history: a prompt that the penalties already consider. grammar: the constraint on the text.
+    accepted: tokens chosen so far. n_draws: random numbers used for them.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Sampler:
         self.n_draws = 0
         self._n_compared = 0
         self.allowed: dict[int, AllowedTokens] = {}
-        """What the grammar allowed at the rows looked at since the latest `rows`."""
+        """The grammar's allowed tokens, by row read since the latest `rows`."""
         self.non_finite: tuple[int, float] | None = None
-        """Of the latest `rows`, the first row looked at whose largest logit is not finite, and that
+        """The first row read since the latest `rows` whose largest logit is not finite, and that
         logit: NaN if any of the row is."""
 
     @property
@@ -113,7 +112,7 @@ class Sampler:
             self.n_draws = other.n_draws
 
     def state(self) -> SamplerState:
-        """Its state; the grammar is shared and goes on."""
+        """Its state; the grammar is shared and advances."""
         return SamplerState(
             self.accepted.copy(),
             self._penalties.history.copy(),
@@ -123,14 +122,14 @@ class Sampler:
 
     @property
     def takes_largest(self) -> bool:
-        """Whether it takes the token of the largest logit, unless that is banned."""
+        """Whether it selects the token of the largest logit, unless that is banned."""
         return self._options.temp <= 0 and self._bias.only_bans and not self.depends_on_text
 
     def rows(self, logits: Tensor, record: np.ndarray | None = None) -> RowDistribution:
         """The distributions at the rows of logits [n, n_vocab].
 
-        Without penalties and a grammar all rows come to the host at once; with them one at a time.
-        record: what is known of the rows (kernels.rows.record).
+        Without penalties and a grammar all rows are copied to the host at once; with them one at a
+        time. record: known facts of the rows (kernels.rows.record).
         """
         self.non_finite, self.allowed = None, {}
         if self.takes_largest:
@@ -158,14 +157,14 @@ class Sampler:
         return token
 
     def accept(self, token: int) -> None:
-        """A token was chosen: penalties and grammar of the next position know it."""
+        """Accept a chosen token, for penalties and grammar of the next position."""
         self._penalties.accept(token)
         self.accepted.append(token)
         if self.grammar:
             self.grammar.accept(token)
 
     def retract(self) -> None:
-        """Take the newest accepted token back; the random number stays used, for nothing."""
+        """Take back the newest accepted token; its random number stays consumed."""
         self._penalties.retract()
         self.accepted.pop()
         self._n_compared = min(self._n_compared, len(self.accepted))
@@ -184,7 +183,7 @@ class Sampler:
         return n_other + abs(len(self.accepted) - len(tokens))
 
     def _by_grammar(self, logits: Tensor, grammar: GrammarState, row: int) -> Distribution:
-        """The distribution at a row: of an end token alone where the grammar cannot go on."""
+        """The distribution at a row; only an end token if the grammar cannot continue."""
         allowed = self.allowed[row] = grammar.allowed()
         if grammar.error:
             return Distribution.certain(grammar.end_token)
@@ -199,7 +198,7 @@ class Sampler:
         return self._filter(row, ids[kept], values[kept])
 
     def _largest(self, logits: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """top-k: ids and logits [..., k], the largest first; the only host transfer."""
+        """top-k: ids and logits [..., k], largest first; the only transfer to the host."""
         k = logits.shape[-1]
         if self._options.temp <= 0:
             k = 1
@@ -235,15 +234,13 @@ class Sampler:
         return Distribution.of_weights(ids, softmax(logits, options.temp))
 
 
-# Filters: each takes the logits that are left, float64 [k], the largest first, and returns which to
-# keep as bool [k], at least one. Probabilities are a softmax over what is left.
+# Filters: each takes the remaining logits, float64 [k], largest first, and returns which to keep,
+# bool [k], at least one. Probabilities are a softmax over the remaining logits.
 
 
 def typical(logits: np.ndarray, mass: float) -> np.ndarray:
-    """The tokens whose surprise is nearest to the entropy, until their sum exceeds `mass`.
-
-    Locally typical sampling (arXiv 2202.00666).
-    """
+    """The tokens whose surprise is nearest to the entropy, until their sum exceeds `mass`: locally
+    typical sampling (arXiv 2202.00666)."""
     probs = softmax(logits)
     with np.errstate(divide="ignore"):
         surprise = -np.log(probs)
@@ -267,11 +264,11 @@ def min_p(logits: np.ndarray, share: float) -> np.ndarray:
 
 
 class Penalties:
-    """Penalties of one sequence, and the history that they look at: the prompt and every token
-    accepted since, of which the last n count. The repeat penalty is that of CTRL (arXiv 1909.05858)
-    with llama.cpp's rule for negative logits.
+    """Penalties of one sequence, and the history they consider: the prompt and every token accepted
+    since, of which the last n count. The repeat penalty is that of CTRL (arXiv 1909.05858) with
+    llama.cpp's rule for negative logits.
 
-    history: tokens looked at, the last of them; kept only while a penalty is in force.
+    history: tokens so far; kept only while a penalty is active.
     """
 
     def __init__(self, options: SamplerOptions, history: Sequence[int] = ()) -> None:
@@ -284,21 +281,21 @@ class Penalties:
         self.history = list(history) if self.active else []
 
     def accept(self, token: int) -> None:
-        """A token was chosen."""
+        """Accept a chosen token."""
         if self.active:
             self.history.append(token)
 
     def retract(self) -> None:
-        """The newest token was not chosen after all."""
+        """Take back the newest token."""
         if self.active:
             self.history.pop()
 
     def copy_from(self, other: Penalties) -> None:
-        """Look at the same history from here on."""
+        """Copy the other's history."""
         self.history = other.history.copy()
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Penalised logits [n_vocab]; the logits given are not changed."""
+        """Penalised logits [n_vocab]; the given ones are not changed."""
         recent = self.history if self._last_n < 0 else self.history[-self._last_n :]
         counts = Counter(recent)
         both = torch.tensor([list(counts), list(counts.values())], dtype=torch.int64)
@@ -312,14 +309,14 @@ class Penalties:
 class LogitBias:
     """Biases of one run.
 
-    biases: token id and what is added to its logit; those of one token add up. banned: token ids
-    that get -inf, which is how llama.cpp ignores end tokens.
+    biases: token id and what is added to its logit; several of one token are summed. banned: token
+    ids that get -inf, which is how llama.cpp ignores end tokens.
     """
 
     def __init__(self, biases: Sequence[tuple[int, float]], banned: Collection[int] = ()) -> None:
         entries = [*biases, *((token, -torch.inf) for token in sorted(banned))]
         self.only_bans = not biases
-        """Whether no token's logit changes but of those that are never chosen."""
+        """Whether only logits of banned tokens change."""
         self._banned = frozenset(banned)
         self._ids = torch.tensor([token for token, _ in entries], dtype=torch.int64)
         self._values = torch.tensor([bias for _, bias in entries])
@@ -329,7 +326,7 @@ class LogitBias:
         return self._banned.isdisjoint(tokens)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Biased logits [n, n_vocab]; the logits given are not changed."""
+        """Biased logits [n, n_vocab]; the given ones are not changed."""
         if not self._ids.numel():
             return logits
         if self._ids.device != logits.device:

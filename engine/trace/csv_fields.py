@@ -352,7 +352,7 @@ def real_numbers(block: FieldBlock, column: int) -> np.ndarray:
 
 def _plain(cell: bytes) -> bytes:
     if b"_" in cell:
-        raise ValueError("Python's underscores are no part of a number here")
+        raise ValueError("underscores are not allowed in numbers")
     return cell
 
 

@@ -38,7 +38,7 @@ COLUMNS_FILE = "columns.csv"
 FORMAT = "draftscope-trace"
 TOKEN_COLUMNS = {
     "token_hex": "bytes of the token, hexadecimal",
-    "token_text": r"the same as text; \n, \t, \r, \\ and \xE4 stand for what cannot be shown",
+    "token_text": r"the same as text; \n, \t, \r, \\ and \xE4 are escapes",
 }
 """Columns after token_id in tokens.csv, from the store's pieces."""
 
@@ -82,7 +82,7 @@ def check_target(folder: Path) -> None:
     if names and not (SESSION_FILE in names and names <= ours):
         foreign = sorted(names - ours) or sorted(names)
         raise TraceFileError(
-            f"{folder} holds files that are no exported trace ({foreign[0]}).",
+            f"{folder} has files that are not a trace ({foreign[0]}).",
             "Choose another folder, or an empty one.",
         )
 

@@ -316,12 +316,12 @@ class ChangedToken:
 
 @dataclass(frozen=True, slots=True)
 class RescoredSequence:
-    """One sequence. n_tokens: emitted ones that were re-scored; n_first: those of rank 1.
+    """n_tokens: emitted ones that were re-scored; n_first: those of rank 1. greedy: whether
+    temperature was 0, None if its tokens could not be judged; not_judged: why.
 
-    greedy: whether it was sampled at temperature 0, None where its tokens could not be judged;
-    not_judged: why. n_near_ties: tokens that are not the sampler's choice by as little as noise
-    explains; n_lossy: by more, and a lossy rule may accept them; n_changed: the others, changed:
-    the first of them. gap: why not all tokens were re-scored, empty where all were.
+    Tokens that are not the sampler's choice: n_near_ties: by no more than noise explains; n_lossy:
+    those that a lossy rule may accept; n_changed: the others; changed: the first of them. gap: why
+    not all tokens were re-scored, empty if all were.
     """
 
     seq_id: Annotated[int, Meta(ge=0, lt=2**16)]
@@ -362,9 +362,9 @@ class AuditFacts(Struct, frozen=True):
 
 
 class RunNotes(Struct, frozen=True):
-    """What the user and the window keep of a run. name: empty for a run that is called by its
-    number, which counts the runs of all sessions, lanes of a comparison as one; None: that in its
-    trace. prompt: the beginning of the first one. scenario: that it was started by."""
+    """The user's and the window's notes on a run. name: empty for a run called by its number.
+    number: over all sessions, where the lanes of a comparison count as one; None for that in its
+    trace. prompt: the beginning of the first one. scenario: the one that started it."""
 
     name: str = ""
     starred: bool = False

@@ -43,7 +43,7 @@ def new_builder() -> Any:
         from perfetto.trace_builder.proto_builder import TraceProtoBuilder
     except ImportError as error:
         raise OptionError(
-            "Traces of Perfetto are written by its package, which is not installed.",
+            "Perfetto traces need the package perfetto, which is not installed.",
             "Install it: pip install 'draftscope[perfetto]'.",
         ) from error
     return TraceProtoBuilder()
@@ -61,7 +61,7 @@ def write_perfetto(runs: Sequence[RunRef], path: Path) -> int:
     if not events.n_timed:
         raise TraceFileError(
             "No round of these runs has a time.",
-            "Name the trace of a run whose engine reports when its rounds end.",
+            "Use a run of an engine that reports the times of its rounds.",
         )
     with written_whole(path) as part:
         part.write_bytes(events.in_order())

@@ -49,17 +49,17 @@ class WhyProcessed(StrEnum):
 
 
 _SENTENCES = {
-    WhyProcessed.FIRST: "memory held no text of these settings",
+    WhyProcessed.FIRST: "memory had no text with these settings",
     WhyProcessed.NEW: "it is new after the text in memory",
-    WhyProcessed.DIFFERS: "memory held another text from here on",
+    WhyProcessed.DIFFERS: "memory had another text from here on",
     WhyProcessed.LAST: "the last token of a prompt is always decoded: its logits are not kept",
-    WhyProcessed.BEHIND_CHECKPOINT: "the nearest context checkpoint lies before it",
+    WhyProcessed.BEHIND_CHECKPOINT: "the nearest context checkpoint is before it",
     WhyProcessed.NO_CHECKPOINT: "the recurrent state cannot go back that far, and no context "
-    "checkpoint lies before it",
-    WhyProcessed.EVICTED: "its context checkpoint had made room for others",
+    "checkpoint is before it",
+    WhyProcessed.EVICTED: "its context checkpoint was evicted",
     WhyProcessed.OFF: "the recurrent state cannot go back that far, and context checkpoints are "
     "off",
-    WhyProcessed.ERASED: "its context checkpoint was erased, though it was usable",
+    WhyProcessed.ERASED: "its context checkpoint was erased although it was usable",
 }
 
 
@@ -136,7 +136,7 @@ def reused_text(record: PromptReuseRecord) -> str:
         ReuseSource.LIVE: f"{tokens}: common prefix, live state",
         ReuseSource.ROLLBACK: f"{tokens}: common prefix, state rolled back {record.depth:,} within "
         f"its snapshots (limit {record.valid_depth})",
-        ReuseSource.CELLS: f"{tokens}: common prefix, attention cells cut",
+        ReuseSource.CELLS: f"{tokens}: common prefix, KV cells truncated",
         ReuseSource.CHECKPOINT: f"{tokens}: context checkpoint at {record.checkpoint or 0:,}",
     }[record.source]
 

@@ -1,16 +1,18 @@
-"""Figures of a run, computed from its `rounds` table and nothing else.
+"""Figures of a run, computed from its `rounds` table; `summary` also takes what another engine
+reported.
 
 Counting follows llama-server's rules:
 
-- *Prompt rows* are a sequence's first row and those after it that decode more of the prompt; the
+- *Prompt rows* are a sequence's first row and later ones that decode more of the prompt; the
   last of them emits one token, the free one. A *step* is a later row that verified a draft of at
   least one token.
 - A draft counts once, when it is fresh, with its length after trimming. A replay decodes
   accepted tokens again inside the same row: it adds neither drafted nor accepted tokens.
 - Accepted tokens count when their verification is complete, before stop conditions are tested,
-  so tokens that a stop drops from the output still count. Replacement and bonus tokens never do.
+  so tokens that a stop removes from the output still count. Replacement and bonus tokens never
+  do.
 
-Figures under an earlier rule are next to today's and say so in their names.
+Figures under an earlier rule are given in addition, and their names say so.
 
 StepSums grow row by row, for figures that follow a run.
 """
@@ -242,21 +244,20 @@ _TIMES = ("t_ms", "verify_ms")
 def timings(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[str, int | float]:
     """llama-server's `timings` object for one sequence, or one run (seq_id None).
 
-    cache_n: prompt tokens that needed no processing. prompt_n, predicted_n: tokens processed
-    and emitted. prompt_ms: forward passes over the prompt; where sequences shared them, each
-    row carries its part. predicted_ms: from the end of the last prompt row to the end of the last
-    row; over several sequences, time in which any of them was generating. The first token of
-    each sequence is free, so the rates of predicted tokens take one token less per sequence;
-    those ending in _n_gen take them all, as llama-server did when the figures of #22400 were
-    measured. Times in milliseconds; an unknown rate is 0. The draft figures are absent while
-    nothing was drafted.
+    cache_n: prompt tokens that needed no processing. prompt_n, predicted_n: tokens processed and
+    emitted. prompt_ms: forward passes over the prompt; if sequences shared them, each row has its
+    part. predicted_ms: from the end of the last prompt row to the end of the last row; over several
+    sequences, time in which any of them was generating. The first token of each sequence is free,
+    so rates of predicted tokens omit one token per sequence; those ending in _n_gen include all, as
+    in llama-server when the figures of #22400 were measured. Times in milliseconds; an unknown rate
+    is 0. The draft figures are absent while nothing was drafted.
 
     draft_n_accepted_with_replayed counts as llama-server did while a verified replay of n tokens
-    added n - 1: the correction, which the target had chosen itself, came back inside the replayed
-    list and passed for an accepted token. Acceptance under checkpoints looked higher than under
-    partial rollback for that reason (0.85 against 0.72 in #22400). That it was counted shows in
-    `predicted_n - 1 == accepted + steps`, which holds where every round drafts and nothing is
-    dropped: with this figure under replayed checkpoints, with draft_n_accepted elsewhere.
+    added n - 1: the correction, which the target had chosen itself, was in the replayed list and
+    counted as an accepted token. So acceptance under checkpoints looked higher than under partial
+    rollback (0.85 against 0.72 in #22400). That it was counted shows in `predicted_n - 1 ==
+    accepted + steps`, which holds if every round drafts and nothing is dropped: with this figure
+    under replayed checkpoints, with draft_n_accepted elsewhere.
     """
     return timings_of(RunColumns(store, "rounds", run_id, seq_id))
 
@@ -296,18 +297,17 @@ def timings_of(rows: RunColumns) -> dict[str, int | float]:
 
 
 def acceptance(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[str, Any]:
-    """How drafts fared, over the steps of one sequence, or of one run.
+    """Acceptance of drafts, over the steps of one sequence, or of one run.
 
-    Names are those of vLLM and AIPerf. num_spec_steps: what llama-server calls verif_steps;
+    Names are those of vLLM and AIPerf. num_spec_steps: verif_steps of llama-server;
     mean_acceptance_length = 1 + accepted / steps, the 1 being the replacement or bonus token;
     draft_acceptance_rate = accepted / drafted; acceptance_histogram[k] = steps with k accepted
-    tokens. Per index i in the draft: num_draft_tokens_per_pos and num_accepted_tokens_per_pos
-    count steps that drafted and accepted a token there; acceptance_per_position has three rates,
-    "unconditional" = accepted at i / steps, "unconditional_given_drafted" = accepted at i /
-    steps that drafted more than i tokens, "conditional" = accepted at i / steps that drafted more
-    than i tokens and accepted those before i.
-    per_step_drafted, per_step_accepted: one entry per step, as recorded. A figure without a
-    single observation is None.
+    tokens. Per index i in the draft: num_draft_tokens_per_pos and num_accepted_tokens_per_pos count
+    steps that drafted and accepted a token there; acceptance_per_position has three rates,
+    "unconditional" = accepted at i / steps, "unconditional_given_drafted" = accepted at i / steps
+    that drafted more than i tokens, "conditional" = accepted at i / steps that drafted more than i
+    tokens and accepted those before i. per_step_drafted, per_step_accepted: one entry per step, as
+    recorded. A figure without a single observation is None.
     """
     rows = RunColumns(store, "rounds", run_id, seq_id)
     drafted = rows["num_draft_tokens"][rows.is_step]
@@ -341,11 +341,10 @@ def summary(store: TraceStore, run_id: int, seq_id: int | None = None) -> dict[s
     """timings and acceptance in one object, with rollbacks and the time per phase; without the
     lists per step, which grow with the run.
 
-    rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms:
-    the sum of each phase's column after the prompt rows, None for a phase never observed.
-    drafters: counters of each drafter (engine.draft.chain), for a whole run only. What another
-    engine gave of its run goes before what the rows say (`engine.trace.timings`); None is not
-    known.
+    rollback_depth_histogram[d] = rounds after the prompt that undid d drafted tokens. phase_ms: the
+    sum of each phase's column after the prompt rows, None for a phase never observed. drafters:
+    counters of each drafter (engine.draft.chain), for a whole run only. Figures reported by another
+    engine take precedence over those of the rows (`with_told`); None = unknown.
     """
     rows = RunColumns(store, "rounds", run_id, seq_id)
     later = ~rows.is_prompt

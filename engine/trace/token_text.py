@@ -23,15 +23,15 @@ _UNSEEN = ("Cc", "Zl", "Zp")
 
 MEANING = {
     "prompt": "part of the prompt",
-    "target": "chosen by the target, nothing was drafted here",
-    "accepted": "drafted and confirmed by the target",
+    "target": "chosen by the target, without a draft",
+    "accepted": "drafted and accepted by the target",
     "rejected": "drafted, the target chose another token",
-    "ignored": "drafted, never compared: after the first rejection, or not verified",
+    "ignored": "drafted, but not used: after the first rejection, or not verified",
     "replacement": "the target's token at the rejection",
     "bonus": "the target's token after a fully accepted draft",
     "replayed": "decoded again after a restore",
-    "unknown": "generated; the engine did not tell in what part of which round",
-    "side": "drafted and verified on another branch of a tree than the one judged",
+    "unknown": "generated; the engine did not report its part and round",
+    "side": "drafted and verified on another branch of the tree",
 }
 """Meaning of each token kind of the trace."""
 

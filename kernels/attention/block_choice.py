@@ -1,4 +1,4 @@
-"""Which cells a query looks at where an indexer chooses among blocks of tokens (QSA)."""
+"""Which cells a query attends to if an indexer chooses among blocks of tokens (QSA)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ PoolArguments = BlockArguments
 def choose_blocks(*inputs: *BlockArguments, invariant: bool = False) -> Tensor:
     """The cells of `mask` that lie in the best blocks of a query or after the last whole one.
 
-    A block is `ratio` positions one after the other, whole for a query that sees all of them. Its
-    key is the mean of its cells' keys, RMS-normed with `weight` and turned as the block's first
-    position; its score is the sum over heads of what is positive of q . key. Of equal scores that
-    of the earlier block is the larger one.
+    A block is `ratio` consecutive positions; it is whole for a query that sees all of them. Its key
+    is the mean of its cells' keys, RMS-normed with `weight` and rotated as the block's first
+    position; its score is the sum over heads of max(q . key, 0). Of equal scores the earlier block
+    wins.
 
-    q: f32 [B, T, H, d], turned; keys: f32 [B, N, d], neither normed nor turned; positions: int64
-    [B, N], whatever they are in cells that the last of the tokens does not see; mask: bool
-    [B, T, N]; weight: f32 [d]; table: f32 [n_positions, n_rot], cosines, then sines. Any strides.
-    Returns bool [B, T, N]. On a CPU the host looks at no number.
+    q: f32 [B, T, H, d], rotated; keys: f32 [B, N, d], neither normed nor rotated; positions: int64
+    [B, N], any value in cells that the last token does not see; mask: bool [B, T, N]; weight: f32
+    [d]; table: f32 [n_positions, n_rot], cosines, then sines. Any strides. Returns bool [B, T, N].
+    On a CPU the host reads no number.
 
     invariant: a token's choice is the same whatever the other tokens are.
     """
@@ -59,11 +59,11 @@ def choose_blocks(*inputs: *BlockArguments, invariant: bool = False) -> Tensor:
 
 @operation(llvm=_LLVM)
 def choose_pools(*inputs: *PoolArguments, invariant: bool = False) -> Tensor:
-    """The same where a block's key is pooled from keys and gates of its cells (glm5-next).
+    """The same with a block's key pooled from keys and gates of its cells (glm5-next).
 
-    Every number of it is the sum of that of the cells' keys, weighted by the softmax of their gates
-    plus the bias of the place in the block; its score is the sum over heads of weight times what is
-    positive of q . key, and may be negative.
+    Each of its numbers is the sum of that number in the cells' keys, weighted by the softmax of
+    their gates plus the bias of the place in the block. The block's score is the sum over heads of
+    weight times max(q . key, 0), and may be negative.
 
     q: f32 [B, T, H, d]; weights: [B, T, H]; rows: f32 [B, N, 2d], key and gate of a cell; bias: f32
     [ratio, d]; others and result: see choose_blocks.
@@ -111,7 +111,7 @@ def _choose_naive(
     indexer: Indexer,
     key_of: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
-    """key_of: of a block, from the rows of its cells and its number."""
+    """key_of: the key of a block, from the rows of its cells and its number."""
     ratio, n_blocks, _ = indexer
     seen = torch.zeros_like(mask)
     for b in range(len(q)):
@@ -149,13 +149,13 @@ def _choose_with_torch(
     most: int,
     invariant: bool,
 ) -> Tensor:
-    """keys_of: of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]. most: whole
-    blocks that there can be; the host looks at no number."""
+    """keys_of: keys of blocks [B, n, d], from the rows of their cells [B, n, ratio, _]. most: upper
+    bound of whole blocks, because the host reads no number."""
     ratio, n_blocks, _ = indexer
     if most <= n_blocks:
         return mask
     own = torch.where(mask, positions[:, None], -1).amax(2)
-    positions = torch.where(mask[:, -1], positions, -1)  # of all that any token sees
+    positions = torch.where(mask[:, -1], positions, -1)  # the last token sees all cells in use
     n_whole = (own + 1) // ratio
     scores = _scores(q, weights, keys_of(_in_blocks(rows, positions, most, ratio)), invariant)
     is_whole = torch.arange(most, device=q.device) < n_whole[..., None]
@@ -170,7 +170,7 @@ def _in_blocks(rows: Tensor, positions: Tensor, n: int, ratio: int) -> Tensor:
     """Rows of the cells of the first n blocks [B, n, ratio, _], of cells' rows [B, N, _] at these
     positions, -1 where a cell is not seen."""
     n_seqs = len(rows)
-    # the last place takes what belongs to no block
+    # cells outside all blocks go to the last place
     place = torch.where(positions < 0, n * ratio, positions).clamp(max=n * ratio)
     cell_of = positions.new_zeros(n_seqs, n * ratio + 1)
     numbers = torch.arange(rows.shape[1], device=rows.device).expand(n_seqs, -1)
@@ -196,9 +196,9 @@ def _block_keys(own: Tensor, weight: Tensor, table: Tensor, indexer: Indexer) ->
 
 
 def _scores(q: Tensor, weights: Tensor | None, keys: Tensor, invariant: bool) -> Tensor:
-    """q [B, T, H, d], weights [B, T, H], keys [B, n, d] -> sums over heads of what is positive,
-    [B, T, n]."""
-    if invariant:  # the order of sums differs between batches by less than what float32 keeps
+    """q [B, T, H, d], weights [B, T, H], keys [B, n, d] -> sums over heads of weight times max(q .
+    key, 0), [B, T, n]."""
+    if invariant:  # in f64, a different order of sums has no effect on the f32 result
         q, keys = q.double(), keys.double()
     products = torch.einsum("bthd,bnd->bthn", q, keys).relu()
     if weights is not None:

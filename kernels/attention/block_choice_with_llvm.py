@@ -218,7 +218,7 @@ def _choice(
             bits = bits ^ (bits.down_signed(31) & 0x7FFFFFFF)
         code.store(bits, own + block * 4)
     least, n_least = threshold(code, own, whole, n_blocks, signed=weighted)
-    # from here on a block's number in place of its score: whether it is seen
+    # scores are replaced by whether a block is seen
     left = code.variable(n_least)
     yes, no = code.constant(I32, 1), code.constant(I32, 0)
     with code.loop(0, whole) as block:
@@ -241,8 +241,8 @@ def _choice(
 def threshold(
     code: Code, scores: Value, n: Value, n_best: int, *, signed: bool
 ) -> tuple[Value, Value]:
-    """Of integers in the order of scores, infinity the largest, the smallest of the n_best largest
-    and how many of this size are among them. signed: whether some may be negative."""
+    """Of n integers ordered as the scores, infinity the largest: the smallest of the n_best
+    largest, and how many of these equal it. signed: whether some may be negative."""
     below = code.constant(I32, -(2**31) if signed else -1)
     low, high = code.variable(below), code.variable(code.constant(I32, 0x7F800000))
     best = code.integer(n_best)

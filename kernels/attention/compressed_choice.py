@@ -1,5 +1,5 @@
-"""Which cells the queries of attention with compressed rows see: those of tokens in a window, and
-those whose tokens end a block, all of these or the ones that an indexer chooses (DeepSeek-V4)."""
+"""Which cells queries of attention with compressed rows see: those of tokens in a window, and those
+of tokens that end a block, all of them or the ones an indexer chooses (DeepSeek-V4)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def see_blocks(
     blocks = seen & (positions % ratio == ratio - 1)[:, None]
     if scores is not None and scores.n_best < seen.shape[2]:
         q, weights, keys, n_best = scores
-        if invariant:  # the order of sums differs between batches by less than float32 keeps
+        if invariant:  # in f64, a different order of sums has no effect on the f32 result
             q, weights, keys = q.double(), weights.double(), keys.double()
         products = torch.einsum("bthd,bnd->bthn", q, keys).relu()
         found = torch.einsum("bthn,bth->btn", products, weights).float()
@@ -88,7 +88,7 @@ _ALONE = 1 << 15
 def see_blocks_with_llvm(
     window: Tensor, seen: Tensor, positions: Tensor, ratio: int, scores: BlockScores | None = None
 ) -> Tensor:
-    """The choice on a CPU; only queries that see more blocks than they may score them."""
+    """The choice on a CPU; scores are computed for queries with more blocks than they may see."""
     n_seqs, n_tokens, n_cells = window.shape
     window, seen, positions = window.contiguous(), seen.contiguous(), positions.contiguous()
     visible = seen.new_empty(n_seqs, n_tokens, 2 * n_cells)
@@ -97,7 +97,7 @@ def see_blocks_with_llvm(
     if scores is not None:
         q, weights, keys, n_best = scores
         n_heads, d = q.shape[2:]
-        # by kernels: a recorded pass can be of nothing else
+        # by kernels, because a recorded pass consists of nothing else
         q, weights = (x if x.is_contiguous() else join((x,)) for x in (q, weights))
         if keys.stride(2) != 1:
             keys = join((keys,))
@@ -152,9 +152,9 @@ def _leave_out(
     blocks: Value,
     room: Value,
 ) -> None:
-    """Of n flags those that are set stay so for the best blocks. sizes: heads, numbers of a key,
-    blocks that stay. of_query: queries, weights. keys: where they are, and bytes from one to the
-    next. room: for scores."""
+    """Clear those of n flags that are not for the best blocks. sizes: heads, numbers of a key,
+    blocks to keep. of_query: queries, weights. keys: their address, and bytes from one to the next.
+    room: for scores."""
     (n_heads, d, n_best), (query, weights) = sizes, of_query
     yes, no = code.integer(1), code.integer(0)
     n_scored = code.variable(no)

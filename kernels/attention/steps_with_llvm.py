@@ -180,7 +180,7 @@ def add_values(
 
 
 def divisor(code: Code, total: Value) -> Value:
-    """The sum of the weights; 1 where nothing was seen, which leaves zeros."""
+    """The sum of the weights; 1 if nothing was seen, which gives zeros."""
     one = code.constant(F32, 1.0)
     return code.choose(total.less(0.5), one, total)
 
@@ -191,7 +191,7 @@ def listed(code: Code, cells: Value, i: int) -> Value:
 
 
 def _lanes(head_dim: int) -> ir.VectorType:
-    """The longest vector, at most LANES, of which a head has a whole number."""
+    """The longest vector, up to LANES, that divides a head."""
     return vector(F32, min(LANES, head_dim & -head_dim))
 
 

@@ -52,7 +52,7 @@ def linear(
     """x @ weight.T in the mode of `packed`. x: f32 [..., in]; returns f32 [..., out].
 
     invariant: a row of the result has the same bits whatever the other rows are, in any mode.
-    residual: to which it is added; a launch that can forms the norm after it, too.
+    residual: added to the result; a launch that can do so also computes its norm.
     """
     return linear_each(x, (packed,), invariant=invariant, residual=residual)[0]
 
@@ -64,7 +64,7 @@ def linear_each(
     invariant: bool = False,
     residual: Residual | None = None,
 ) -> list[Tensor]:
-    """`linear` with several matrices, on a GPU one launch for few rows; a residual is for one."""
+    """`linear` with several matrices, on a GPU one launch for few rows. residual: of just one."""
     if runs_triton(x):
         from kernels.linear.integer_blocks.with_triton import products
 
@@ -83,8 +83,8 @@ def linear_of_columns(
     *,
     invariant: bool = False,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`linear_each`, and `linear` of further matrices with columns of its first result, from such a
-    column on; on a GPU two launches for few rows."""
+    """`linear_each`, and `linear` of further matrices, each with the columns of the first result
+    from a given one on; on a GPU two launches for few rows."""
     if columns and runs_triton(x):
         from kernels.linear.integer_blocks.with_triton import products_of_columns
 

@@ -316,24 +316,24 @@ class PreparedRows(NamedTuple):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the numbers."""
+        """Shape of the numbers."""
         return self.numbers.shape
 
     @property
     def is_cuda(self) -> bool:
-        """Of the numbers."""
+        """Whether the numbers are on a CUDA device."""
         return self.numbers.is_cuda
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers."""
+        """Type of the numbers."""
         return self.numbers.dtype
 
 
 Rows = Tensor | PreparedRows
 
 Norm = tuple[Tensor, float, Sequence[PackedWeight]]
-"""Of kernels.norm.rms_norm_rows: the weight, eps and `reads`."""
+"""Weight, eps and `reads` of kernels.norm.rms_norm_rows."""
 
 
 class Residual:

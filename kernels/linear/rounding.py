@@ -1,6 +1,6 @@
-"""Rounding: numbers rounded to what a shorter type holds, and kept as float32, to the nearest,
-ties to the even one, beyond the largest float16 infinity; and rows divided by their largest
-magnitude, as they are rounded to integers of 8 bits."""
+"""Rounding of numbers to those of a shorter type, kept as float32: to the nearest, ties to the even
+one, above the largest float16 to infinity; and rows divided by their largest magnitude, as they are
+rounded to integers of 8 bits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Bus errors of mapped files: a page that cannot be read becomes zeros, and is noted.
+"""Bus errors of mapped files: a page that cannot be read becomes zeros, which is recorded.
 
-A page of a mapped file that lies beyond the file's new end, or that its disk does not give any
-more, raises SIGBUS in the thread that reads it, which ends the process. The handler here runs no
-Python: it maps zeros over the rest of the range, notes it in a table and returns, so that the
-reader goes on. The reader has to ask `struck` before the result is used.
+A page of a mapped file that lies beyond the file's new end, or that its disk no longer delivers,
+raises SIGBUS in the thread that reads it, which ends the process. The handler here runs no Python:
+it maps zeros over the rest of the range, records this in a table and returns, so that the reader
+continues. The reader must call `struck` before the result is used.
 """
 
 from __future__ import annotations
@@ -162,15 +162,15 @@ def _module(table: int, previous: int) -> ir.Module:
     builder.store(I64(1), at(table))
     builder.ret_void()
 
-    # Not of a guarded range: the previous handler takes it, when the same instruction runs again.
-    # One that comes back here, as Python's faulthandler does, must find no way into a circle.
+    # Not in a guarded range: the previous handler gets it when the same instruction runs again. A
+    # handler that comes back here, as Python's faulthandler does, must not cause an endless loop.
     builder.position_at_end(blocks["alien"])
     builder.call(set_action, [number, at(previous), ir.Constant(_POINTER, None)])
     builder.store(I64(signal.SIG_DFL), at(previous))
     builder.store(I32(0), at(previous + _SigAction.flags.offset))
     builder.cbranch(by_kernel, blocks["end"], blocks["sent"])
 
-    builder.position_at_end(blocks["sent"])  # by another process: nothing would run again
+    builder.position_at_end(blocks["sent"])  # sent by another process: nothing would run again
     builder.call(send, [number])
     builder.branch(blocks["end"])
 

@@ -101,8 +101,8 @@ class Code:
         store.set_metadata("nontemporal", once)
 
     def chosen(self, name: str, numbers: Sequence[int], index: Value) -> Value:
-        """Of numbers i32 that the program holds, one table under a name, those that a vector i32
-        points at."""
+        """Numbers i32 at the indices in a vector i32, from a table that the program holds under a
+        name."""
         table = self.builder.module.globals.get(name)
         if table is None:
             whole = ir.Constant(ir.ArrayType(I32, len(numbers)), list(numbers))

@@ -31,7 +31,7 @@ _LIBRARIES = ("llvmlite", "gguf")
 
 
 class _WithoutNameError(Exception):
-    """Something that does not say of itself what distinguishes it from others of its kind."""
+    """A value that has no name to distinguish it from others of its kind."""
 
 
 def program_key(*parts: object) -> str | None:

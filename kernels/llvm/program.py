@@ -226,7 +226,7 @@ def _entry(module: ir.Module, worker: ir.Function, n_args: int, before: Before |
 
 
 class KernelClock:
-    """seconds: so long this thread has been inside of compiled kernels."""
+    """seconds: time that this thread has spent in compiled kernels."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

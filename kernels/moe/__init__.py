@@ -152,7 +152,7 @@ def experts(
 
 
 def add_to_experts(y: Tensor, added: Added, *, invariant: bool = False) -> Tensor:
-    """residual + (y + shared * sigmoid(gate)), with what there is of them."""
+    """residual + (y + shared * sigmoid(gate)), with those of them that are given."""
     shared, gate, residual = added
     if shared is not None and gate is not None:
         shared = output_gate(shared, gate, invariant=invariant)

@@ -32,7 +32,7 @@ class ExpertPlaces(NamedTuple):
 
 
 LayerPlaces = tuple[ExpertPlaces, ExpertPlaces]
-"""Of every expert what opens it, perhaps gate above up, and down."""
+"""For every expert its first matrix (gate above up, or up alone), and down."""
 
 
 def layer_places(pairs: Sequence[tuple[PackedWeight, PackedWeight]]) -> LayerPlaces | None:
@@ -156,7 +156,7 @@ class PackedExperts:
 
     @property
     def reads(self) -> tuple[PackedWeight, ...]:
-        """Of blocks on a GPU the matrices of one expert that rows meet (rms_norm_rows)."""
+        """For blocks on a GPU: matrices of one expert that multiply rows (rms_norm_rows)."""
         if self.mode != "q8" or not isinstance(self.data, tuple):
             return ()
         return tuple(

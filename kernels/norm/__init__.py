@@ -34,8 +34,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @operation(triton=_TRITON)
 def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, reads: Sequence[PackedWeight]) -> Rows:
-    """rms_norm of rows that these matrices are multiplied with: on a GPU the same launch rounds few
-    rows to what the products take of them, as do the functions below that have such an argument."""
+    """rms_norm of rows that are multiplied with these matrices. On a GPU the same launch rounds few
+    rows to what the products need; likewise in the functions below that have `reads`."""
     return rms_norm(x, weight, eps)
 
 

@@ -32,11 +32,11 @@ def recent_tokens(tokens: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation(llvm=__name__, any_type=True)
 def hash_rows(context: Tensor, hashing: NgramHash) -> Tensor:
-    """Numbers of the rows that the n-grams are hashed to which end at a token, shorter ones first.
+    """Numbers of the rows to which the n-grams that end at a token are hashed, shorter ones first.
 
-    context: int64 [..., n] from recent_tokens. What is older than the end of a text, or than the
+    context: int64 [..., n] from recent_tokens. Anything older than the end of a text, or than the
     first token, counts as that end. Products are of 64 bits without sign and wrap around; a hash is
-    the XOR of an n-gram's products. Returns int64 [..., len(hashing.sizes)]. The host looks at no
+    the XOR of an n-gram's products. Returns int64 [..., len(hashing.sizes)]. The host reads no
     number.
     """
 

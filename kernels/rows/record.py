@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.dispatch import operation, runs_triton, torch_version
+from kernels.dispatch import COUNTERS, operation, runs_triton, torch_version
 from kernels.llvm import F32, F32X16, Code, Program, Value, kernel
 from kernels.llvm.functions import LANES, run, start, vectors
 from kernels.llvm.program import LaunchTable
@@ -67,7 +67,7 @@ def row_record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
     if runs_triton(logits):
         from kernels.rows import with_triton
 
-        if k <= with_triton.MOST_TOP:
+        if k <= with_triton.MOST_TOP and len(logits) <= COUNTERS:
             return with_triton.row_record(logits, k, asked)
     return _record(logits, k, asked)
 

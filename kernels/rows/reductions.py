@@ -1,5 +1,5 @@
-"""Reductions of long rows, such as logits: the largest values, the place of the largest, and what a
-softmax is divided by with its entropy's sum, without the softmax itself."""
+"""Reductions of long rows, such as logits: the largest values, the index of the largest, and the
+divisor of a softmax with the sum for its entropy, without computing the softmax."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ LEAST = -1e4
 
 @operation(llvm=__name__)
 def softmax_sums(x: Tensor, largest: Tensor) -> Tensor:
-    """Of every row the sum of e^s and that of s e^s, s = max(x - largest, LEAST).
+    """The sums of e^s and of s e^s for every row, s = max(x - largest, LEAST).
 
     x: f32 [n, d]; largest: f32 [n]. Returns f32 [n, 2]; NaN where the row has one. A row has the
     same bits whatever the other rows are.

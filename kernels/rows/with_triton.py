@@ -228,7 +228,7 @@ def _row_record(
 
 
 def row_record(logits: Tensor, k: int, asked: Tensor) -> Tensor:
-    """See kernels.rows.record, for k up to MOST_TOP."""
+    """See kernels.rows.record, for k up to MOST_TOP and as many rows as there are counters."""
     x, n_parts = as_rows(logits), cdiv(logits.shape[1], RECORDED)
     side, (n_rows, n) = power_of_2(k), x.shape
     width = 2 * k + 6

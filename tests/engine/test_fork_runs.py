@@ -135,7 +135,7 @@ def test_another_seed_parts_from_the_text_and_only_there() -> None:
     position = len(prompt_of(MTP).tokens) + next(
         i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b
     )
-    assert lines[-1].endswith(f"part at position {position}")
+    assert lines[-1].endswith(f"differ from position {position} on")
 
 
 @pytest.mark.parametrize("at", [(3, 7), (7, 3), (5, 5)])
@@ -199,7 +199,7 @@ def test_what_cannot_be_restored_says_why() -> None:
     kept, options = RunCheckpoints(), options_of(24, "draft-mtp")
     parent = decode(session(MTP), [prompt_of(MTP)], options, kept)
     for at, later, why in (
-        (2, options, "as no checkpoint before is kept"),
+        (2, options, "as no earlier checkpoint is kept"),
         (9, options_of(24, "suffix"), "as suffix has to read the text from its start"),
     ):
         run = forked(session(MTP), Fork(ref(parent), at), later, kept)
@@ -271,7 +271,7 @@ def test_what_cannot_be_forked_is_refused_in_a_sentence() -> None:
     at = int(np.flatnonzero(np.array(tokens.texts("kind")) != "prompt")[0])
     tokens._arrays["token_id"].flags.writeable = True
     tokens._arrays["token_id"][at] += 1  # another text is not what was recorded
-    with pytest.raises(OptionError, match="Decoded again"):
+    with pytest.raises(OptionError, match="again gave another text"):
         forked(session(MTP), Fork(ref(parent), rounds_of(parent)), options_of(6, "draft-mtp"))
     parent.trace.runs[0]["source"] = {"engine": "llama.cpp"}
     with pytest.raises(TraceFileError, match="llama"):

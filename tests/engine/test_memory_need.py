@@ -167,4 +167,4 @@ def test_whether_it_fits(info: ModelInfo) -> None:
     total = found["here"].total
     assert "fits here, 1 KiB left" in fits_text(found, total + 1024)
     assert "does not fit here, 2 KiB missing" in fits_text(found, total - 2048)
-    assert fits_text(found, 0) == "how much memory is available is not known"
+    assert fits_text(found, 0) == "the available memory is not known"

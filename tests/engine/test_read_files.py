@@ -52,7 +52,7 @@ def test_what_is_no_file_or_a_huge_one_is_refused_at_once(what: str, tmp_path: P
 
 def test_a_pipe_is_told_from_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OptionError, match=r"but a pipe\. Save what it gives to a file first"):
+    with pytest.raises(OptionError, match=r"but a pipe\. Save its output to a file first"):
         user_text(tmp_path / "pipe", MIB)
     with pytest.raises(OptionError, match="but a device"):
         user_text(Path("/dev/zero"), MIB)

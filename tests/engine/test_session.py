@@ -317,7 +317,7 @@ def test_a_file_that_has_changed_is_not_loaded_again(tmp_path, kind):
 def test_weights_without_a_file_cannot_be_loaded_again():
     opened = session(MTP_MODELS[0])
     bare = Session(opened.model, opened.info, opened.tokenizer, None, {})
-    with pytest.raises(OptionError, match="came from no file"):
+    with pytest.raises(OptionError, match="was not loaded from a file"):
         bare.model_in("int8")
 
 

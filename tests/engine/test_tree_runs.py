@@ -265,7 +265,7 @@ def test_what_has_no_trees_says_so(spec):
 
 
 def test_too_many_branches_are_refused():
-    with pytest.raises(OptionError, match="90 branches of each of 1 sequences"):
+    with pytest.raises(OptionError, match="90 branches for each of 1 sequences"):
         tree_options((10, 9))
 
 

@@ -149,13 +149,13 @@ _BLOCKS = ("dflash", "dspark")
 _MODEL = ("mtp", "simple", "eagle3")
 
 BUGS: dict[str, Bug] = {
-    "other text": Bug("text", "text", _MODEL, prompt=_other_text),
+    "different text": Bug("text", "text", _MODEL, prompt=_other_text),
     "other template": Bug("text", "generation prompt", _MODEL, prompt=_other_template),
-    "no first token": Bug("special tokens", "lacks special", _MODEL, prompt=with_first),
+    "no first token": Bug("special tokens", "not have special", _MODEL, prompt=with_first),
     "special token as text": Bug(
         "special tokens", "ordinary", _MODEL, prompt=_special_as_text, good_prompt=with_first
     ),
-    "other cut": Bug("tokens", "other tokens", _MODEL, prompt=_other_cut),
+    "other cut": Bug("tokens", "tokenised differently", _MODEL, prompt=_other_cut),
     "one position too far": Bug("positions", "too far", ("eagle3", "eagle3-d2t"), too_far),
     "before the norm": Bug("target rows", "before the target's final norm", ("mtp",), before_norm),
     "rolled rows": Bug("target rows", "moved around", _ROW, rolled_rows),
@@ -166,24 +166,24 @@ BUGS: dict[str, Bug] = {
         "target rows", "Rows of layers", ("eagle3", "dflash", "dflash2"), reversed_layers
     ),
     "stale row": Bug("target rows", "last token of the verify batch", _ROW, stale_last),
-    "row not updated": Bug("target rows", "round before", _ROW, stays(False)),
+    "row not updated": Bug("target rows", "previous round", _ROW, stays(False)),
     "NaN": Bug("target rows", "NaN", _ROW, one_token),
-    "undecoded token": Bug("drafter state", "counts as decoded", ("simple",), counts_undecoded),
+    "undecoded token": Bug("drafter state", "treated as decoded", ("simple",), counts_undecoded),
     "not rolled back": Bug("drafter state", "stay", ("simple",), not_rolled_back),
     "prompt not seen": Bug("drafter state", "prompt", _BLOCKS, no_prompt()),
     "other mask": Bug("block", "Masks are token 0", (*_BLOCKS, "dflash2"), other_mask),
     "whole block": Bug("block", "rows, not", ("dflash",), whole_block),
-    "flipped mask": Bug("block", "those after them", (*_BLOCKS, "dflash2"), flipped),
+    "flipped mask": Bug("block", "later rows", (*_BLOCKS, "dflash2"), flipped),
     "next row": Bug("block", "from row", ("dspark", "dflash"), next_row),
     "unmapped ids": Bug("candidates", "not applied", ("eagle3-d2t", "dflash-d2t"), unmapped),
     "ids added twice": Bug("candidates", "twice", ("eagle3-d2t", "dflash-d2t"), added_twice),
     "second best": Bug("candidates", "rank 2", _MODEL, second_best),
-    "cut head": Bug("candidates", "head is cut", _MODEL, cut_head),
+    "cut head": Bug("candidates", "head lacks them", _MODEL, cut_head),
     "drawn candidates": Bug("candidates", "drawn", _MODEL, drawn),
     "p_min": Bug("candidates", "p_min", _MODEL, options=_spec(p_min=0.7)),
     "n_max": Bug("candidates", "n_max", _MODEL, options=_spec(n_max=6)),
     "never the last": Bug("acceptance rule", "last token", _MODEL, never_the_last),
-    "at most one": Bug("acceptance rule", "no more than 1", _MODEL, at_most_one),
+    "at most one": Bug("acceptance rule", "at most 1", _MODEL, at_most_one),
     "bonus counts": Bug("counting", "own token", _MODEL, edit=_bonus_counts),
     "replays count": Bug("counting", "replays", _MODEL, edit=_replays_count),
 }

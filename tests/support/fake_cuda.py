@@ -131,7 +131,6 @@ def fake_cuda(
     from engine.gguf.reader import TensorReader
     from engine.machine import device as transfer
     from engine.machine import graphs
-    from engine.model.drafters import loading
 
     real_read = transfer.read
 
@@ -173,8 +172,7 @@ def fake_cuda(
     monkeypatch.setattr(
         TensorReader, "take_ids", lambda _, name, shape, n: torch.zeros(shape).long()
     )
-    monkeypatch.setattr(loading, "_check_rope_factors", lambda file, weights: None)
-    # nor have products
+    # no products have times here
     monkeypatch.setattr(linear, "_try_sizes", lambda block, packed, device: (8,))
     monkeypatch.setattr(linear, "_found", {})
     # tensors that are kept would be those of another fake device
@@ -188,7 +186,6 @@ def fake_cuda(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake 8")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (seen.free, 8 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
     monkeypatch.setattr(torch.cuda, "set_device", functools.partial(setattr, seen, "current"))
     monkeypatch.setattr("engine.draft.chain.mark", lambda device: None)

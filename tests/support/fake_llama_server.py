@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--silent", action="store_true")
     parser.add_argument("--started", type=Path)
     parser.add_argument("--wait-s", type=float, default=0.0)
+    parser.add_argument("--slow-after", type=int, default=0, help="requests to all servers")
+    parser.add_argument("--requests", type=Path, help="a byte for each, where they are counted")
     parser.add_argument("--event-s", type=float, default=0.0)
     parser.add_argument("--spec-type", default="none")
     parser.add_argument("--spec-draft-n-max", type=int, default=3)
@@ -106,7 +108,11 @@ def main() -> None:
                 *chunks,
                 {"choices": [], "usage": {"completion_tokens": n}, "timings": timings},
             ]
-            time.sleep(args.wait_s)
+            if args.requests:
+                with args.requests.open("ab") as file:
+                    file.write(b".")
+            is_slow = not args.requests or args.requests.stat().st_size > args.slow_after
+            time.sleep(args.wait_s * is_slow)
             self.send_response(200)
             self.end_headers()
             for event in events * (1 + 1000 * bool(args.event_s)):

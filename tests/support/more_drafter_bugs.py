@@ -411,7 +411,7 @@ def _one_for_any(run: RunRef) -> None:
 
 MORE_BUGS: dict[str, Bug] = {
     "first token twice": Bug(
-        "special tokens", "lacks special", _MODEL, prompt=_twice_first, good_prompt=with_first
+        "special tokens", "not have special", _MODEL, prompt=_twice_first, good_prompt=with_first
     ),
     "cut on the left": Bug("text", "end of the other", _MODEL, prompt=_cut_left),
     "layer before the last": Bug("target rows", "layer", ("mtp",), _layer_before),
@@ -427,7 +427,7 @@ MORE_BUGS: dict[str, Bug] = {
     "copies too far": Bug("drafter state", "ahead", ("ngram-simple",), _copies_too_far),
     "no prompt looked up": Bug("drafter state", "prompt", ("suffix",), _no_prompt),
     "prompt rows zero": Bug("target rows", "of the prompt", _BLOCKS, _prompt_rows_zero),
-    "prompt alone": Bug("drafter state", "prompt alone", ("suffix",), _prompt_alone),
+    "only the prompt": Bug("drafter state", "only the prompt", ("suffix",), _prompt_alone),
     "second choice": Bug("candidates", "rank 2", ("suffix",), _second_choice),
     "longer n-gram": Bug("candidates", "size_n", ("ngram-simple",), options=_longer_ngram),
     "first always": Bug("acceptance rule", "lossy", _MODEL, _first_always),
@@ -436,15 +436,15 @@ MORE_BUGS: dict[str, Bug] = {
     "one layer zero": Bug("target rows", "are zeros", ("eagle3", "eagle3-d2t"), _one_layer_zero),
     "other rope": Bug("positions", "frequency base", ("simple",), _other_rope),
     "halves exchanged": Bug("block", "halves", ("mtp",), _halves_exchanged),
-    "sees twelve": Bug("drafter state", "no more than 12", _BLOCKS, _sees_twelve),
-    "begins with a mask": Bug("block", "begin with a mask", _BLOCKS, _begins_with_a_mask),
+    "sees twelve": Bug("drafter state", "at most 12", _BLOCKS, _sees_twelve),
+    "begins with a mask": Bug("block", "start with a mask", _BLOCKS, _begins_with_a_mask),
     "favoured token": Bug("candidates", "favoured", ("mtp", "simple"), _favoured),
     "own cells": Bug("drafter state", "of its own", _ROW, _own_cells),
     "first dropped": Bug("drafter state", "one token ahead", _MODEL, _first_dropped),
     "far steps": Bug("positions", "too far", _ROW, _far_steps),
     "emptied memory": Bug("drafter state", "emptied", _BLOCKS, _emptied),
     "as far as it may": Bug("candidates", "max_spec_factor", ("suffix",), _as_far_as_it_may),
-    "counts late": Bug("counting", "round before", _MODEL, edit=_counts_late),
+    "counts late": Bug("counting", "previous round", _MODEL, edit=_counts_late),
     "one for any": Bug("counting", "fewer accepted", _MODEL, edit=_one_for_any),
     "rounds counted": Bug("counting", "counters", (*_MODEL, "suffix"), edit=_rounds_counted),
 }

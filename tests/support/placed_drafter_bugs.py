@@ -207,9 +207,11 @@ def _no_window(patch: Patch, session: Session) -> None:
 
 
 PLACED_BUGS: dict[str, Bug] = {
-    "a round late": Bug("drafter state", "one round late", ("dflash",), _late),
+    "a round late": Bug("drafter state", "one round too late", ("dflash",), _late),
     "half rolled back": Bug("drafter state", "in its attention", ("simple",), _half_rolled_back),
-    "cut too far": Bug("drafter state", "last accepted token, too", ("simple",), _overcuts),
+    "cut too far": Bug(
+        "drafter state", "also removes the last accepted token", ("simple",), _overcuts
+    ),
     "row before the newest": Bug("drafter state", "before the newest", ("simple",), _row_before),
     "penalised": Bug("candidates", "penalised", ("simple",), _penalised),
     "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),
@@ -220,11 +222,11 @@ PLACED_BUGS: dict[str, Bug] = {
     "newest rejected": Bug(
         "target rows", "last token of the verify batch", ("dflash", "dspark"), _newest_rejected
     ),
-    "stale when whole": Bug("target rows", "accepted whole", ("eagle3",), stays(True)),
-    "few cells": Bug("drafter state", "no more than 20", ("simple",), _few_cells),
-    "fused rows normed": Bug("target rows", "as the drafter takes", ("eagle3",), _fused_normed),
+    "stale when whole": Bug("target rows", "fully accepted", ("eagle3",), stays(True)),
+    "few cells": Bug("drafter state", "at most 20", ("simple",), _few_cells),
+    "fused rows normed": Bug("target rows", "he drafter normalises", ("eagle3",), _fused_normed),
     "other anchor": Bug("block", "sample_from_anchor", ("dspark",), _other_anchor),
     "prompt cut": Bug("drafter state", "prompt's last 5", ("dflash", "dspark"), no_prompt(5)),
-    "no window": Bug("block", "windows are left out", ("dflash-d2t",), _no_window),
-    "judged counts": Bug("counting", "what was judged", ("mtp", "simple"), edit=_judged),
+    "no window": Bug("block", "windows are ignored", ("dflash-d2t",), _no_window),
+    "judged counts": Bug("counting", "only the accepted ones", ("mtp", "simple"), edit=_judged),
 }

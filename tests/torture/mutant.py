@@ -1,7 +1,5 @@
 """What a plausible bug of the engine is made of, and the places where many of them are."""
 
-# ruff: noqa: E501 - words of the program, in one piece each
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ WINDOW = "engine.model.recurrence:InputWindow"
 WEAK = ("engine-failed", "batch-differs", "state-wrong")
 """Rules that say that something is wrong, and not what."""
 FRESH = (
-    "every batch has it, also in an empty memory, so that no rollback can be suspected; the finding "
+    "every batch is wrong, also in an empty memory, so the rollback is not the cause; the finding "
     "says which row of which batch differs first"
 )
 

@@ -43,10 +43,14 @@ def table() -> str:
         lines.append(f"| {kind} | {len(mine)} | {by} | {len(mine) - seen.total()} | {names} |")
     n_seen, n_named = (sum(bool(row[i]) for row in rows) for i in (1, 2))
     lines.append(f"| all | {len(rows)} | {n_seen} | {len(rows) - n_seen} | {n_named} |")
-    weak = sorted((m.named, m.kind, m.name, m.weak) for m in MUTANTS if m.weak)
-    lines += ["", "Names that do not say what is wrong, and why there is no better one:", ""]
+    weak: dict[tuple[str, str], list[str]] = {}
+    for m in sorted(MUTANTS, key=lambda m: (m.named, m.kind, m.name)):
+        if m.weak:
+            weak.setdefault((m.named, m.weak), []).append(f"{m.name} ({m.kind})")
+    lines += ["", "Here the finding says that something is wrong, but not what:", ""]
     lines += [
-        f"- `{rule}`, {kind}: {name}. {why[0].upper()}{why[1:]}." for rule, kind, name, why in weak
+        f"- `{rule}`: {'; '.join(bugs)}. {why[0].upper()}{why[1:]}."
+        for (rule, why), bugs in weak.items()
     ]
     return "\n".join(lines) + "\n"
 

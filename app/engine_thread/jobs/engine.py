@@ -55,7 +55,7 @@ class OpenModel(EngineJob):
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
-        found = worker.engine.inspect(self._request)  # if that fails, nothing has changed
+        found = worker.engine.inspect(self._request)  # if that fails, nothing has been replaced
         before, worker.inspected = worker.inspected, found
         try:
             worker.post(lambda status: status.show_files(found))
@@ -145,7 +145,7 @@ class DisconnectServer(EngineJob):
 
 
 def identity_of(facts: ServerFacts) -> dict[str, Any]:
-    """The identity of a server with its model, whose runs share a trace."""
+    """The identity of a server with its model; sessions of the same identity share a trace."""
     listed = facts.models.get("data")
     first = listed[0] if isinstance(listed, list) and listed else None
     meta = first.get("meta") if isinstance(first, dict) else None
@@ -195,7 +195,7 @@ class StartTurn(DecodingJob):
 
 
 class LanesJob(DecodingJob):
-    """Lanes. asked: what the session's method takes."""
+    """A job whose runs are lanes. asked: arguments of the session's method."""
 
     def __init__(self, *asked: Any) -> None:
         super().__init__()

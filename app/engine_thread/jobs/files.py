@@ -193,7 +193,7 @@ class WriteFile(SideJob):
 def write_report_on(
     runs: Sequence[RunRef], overlaid: RunRef | None, environment: Mapping[str, str], path: Path
 ) -> None:
-    """runs: the run, or the lanes. overlaid: the second run."""
+    """Write a report. runs: the run, or the lanes. overlaid: a second run to compare with."""
     from engine.report.page import write_report
     from engine.report.run import compare_report, run_report
 

@@ -19,6 +19,7 @@ from app.engine_thread.worker import EngineJob, EngineWorker, Post, SideJob
 from app.trace_models.tune_surface import SurfaceRequest, TuneSurface, estimate
 from engine.analysis.run_cost import LEAST_PAIRS, MOST_PAIRS
 from engine.long_work import ReportProgress
+from engine.plain_text import duration_text
 from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 from engine.trace.timings import summary
@@ -27,6 +28,7 @@ from engine.trace.writer import TraceWriter
 if TYPE_CHECKING:
     from app.engine_thread.worker import EngineSession
     from engine.conform.runner import Outcome
+    from engine.experiments.sweep.plan import SweepPlan
     from engine.observe.drafter_diff.diff import DrafterDiff
     from engine.observe.rescoring.rescore import Rescored
     from engine.observe.rescoring.triage import Triage
@@ -35,13 +37,15 @@ if TYPE_CHECKING:
 
 
 _LONG_PAIR_S = 20.0
-"""Runs longer than this get fewer pairs."""
+"""If the two first runs take longer, seconds, fewer pairs are measured."""
 
 
 class JudgingJob(EngineJob):
     """A job on runs that have ended, for which the engine is busy."""
 
     def may_start(self, status: EngineStatus) -> bool:
+        if self.needs_rest:
+            return status.can_start
         return status.state is not State.LOADING and not status.has_run
 
     def on_ask(self, status: EngineStatus) -> None:
@@ -106,7 +110,7 @@ def rescored_sentence(found: Rescored) -> str:
     judged = f"{found.n_tokens:,} tokens re-scored in {found.compute}"
     share = f"{found.n_first:,} of rank 1"
     if not found.n_changed:
-        return f"{judged}: {share}, none that the model cannot have chosen."
+        return f"{judged}: {share}, all of them possible choices of the model."
     first = next(one.changed for one in found.sequences if one.changed is not None)
     return (
         f"{judged}: {share}; speculation changed the text, first in round {first.round} at "
@@ -156,8 +160,8 @@ class DiffDrafters(JudgingJob):
 
 
 class MeasureFidelity(JudgingJob):
-    """Measure the compute mode's fidelity on the model's own continuation of a text, loading the
-    file a second time. Its runs keep the result as a fact."""
+    """Measure the compute mode's fidelity on the model's own continuation of a text; modes other
+    than f32 load the file again in f32. Runs in the mode keep the result as a fact."""
 
     needs_rest = True
     found: FidelityFacts | None = None
@@ -165,9 +169,6 @@ class MeasureFidelity(JudgingJob):
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
-
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.can_start and status.server is None
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
@@ -186,7 +187,7 @@ class MeasureFidelity(JudgingJob):
         progress, cancelled = self.progress(worker.post), self.cancelled.is_set
         session = reference = local.engine_session
         session.check_unchanged()
-        progress(0, 1, "writing a text to measure on")
+        progress(0, 1, "generating a text for the measurement")
         tokens = greedy_text(session, self._text, N_TOKENS, cancelled)
         if session.compute != "f32":
             device = str(session.device)
@@ -209,9 +210,6 @@ class MeasurePlain(JudgingJob):
         super().__init__()
         self.ref, self._request = run, request
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.can_start
-
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
         session = worker.session
@@ -228,7 +226,7 @@ class MeasurePlain(JudgingJob):
         options = self._request.options
         plain = replace(options, spec=replace(options.spec, types=()))
         ways = (self._request, replace(self._request, options=plain))
-        progress(0, 1, "first runs, which are not counted")
+        progress(0, 1, "warm-up runs, which are not counted")
         began = time.monotonic()
         if any(self._speed(session, way) is None for way in ways):
             return []
@@ -255,6 +253,33 @@ class MeasurePlain(JudgingJob):
                 run.stop()
                 return None
         return summary(store, run.run_id)["predicted_per_second"] or None
+
+
+class RunSweep(JudgingJob):
+    """Run the jobs of a plan into its folder, in a process of their own, with nothing else running
+    here. When cancelled, the rows so far stay."""
+
+    needs_rest = True
+    n_done = 0
+
+    def __init__(self, plan: SweepPlan, *, traces: bool) -> None:
+        super().__init__()
+        self.plan, self._traces = plan, traces
+
+    def run(self, worker: EngineWorker) -> State:
+        from engine.experiments.sweep.sweep import Sweep, one_by_one
+
+        worker.end_run()
+        progress, total = self.progress(worker.post), len(self.plan.jobs)
+        execute = partial(one_by_one, cancelled=self.cancelled.is_set)
+        with Sweep(self.plan, self.plan.path.parent, traces=self._traces) as sweep:
+            progress(0, total, f"sweep: job 1 of {total}")
+            for *_, left_s in sweep.run(execute):
+                self.n_done = sweep.n_done
+                if left_s is not None:
+                    left = f"about {duration_text(left_s)} left"
+                    progress(self.n_done, total, f"sweep: job {self.n_done + 1} of {total}, {left}")
+        return worker.rest()
 
 
 class EstimateSpeeds(SideJob):

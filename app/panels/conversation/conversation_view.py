@@ -174,7 +174,7 @@ class ConversationView(QWidget):
         self.box.setPlainText(content_of(turn.messages[-1]) if turn.messages else "")
         self.box.moveCursor(QTextCursor.MoveOperation.End)
         self.cancel.setText("Cancel edit")
-        self._place_words = f"In place of turn {self._place(number)}, as a branch"
+        self._place_words = f"Replaces turn {self._place(number)}, as a branch"
         self._say_how()
         self.box.setFocus()
 
@@ -204,14 +204,14 @@ class ConversationView(QWidget):
     # -- building --------------------------------------------------------------------------
 
     def _make(self) -> None:
-        self.choice = made(QComboBox, accessibleName="Conversation", toolTip="Conversation on show")
-        self.new = made(QPushButton, "New", toolTip="Begin another conversation with the next turn")
+        self.choice = made(QComboBox, accessibleName="Conversation", toolTip="Shown conversation")
+        self.new = made(QPushButton, "New", toolTip="Start a new conversation with the next turn")
         self.chat = QCheckBox("Chat template")
-        self.chat.setToolTip("Put the messages through the model's chat template")
+        self.chat.setToolTip("Format the messages with the model's chat template")
         self.empty = EmptyState(
             "No turn yet",
-            "Say something below. Each turn goes on from what memory still holds, and tells what "
-            "it reused and what it processed again.",
+            "Type a message below. Each turn reuses the cached prefix, and shows how many tokens "
+            "were reused and processed again.",
         )
         self.cards: list[TurnCard] = []
         self.earlier = made(QLabel, muted=True)
@@ -225,7 +225,7 @@ class ConversationView(QWidget):
         self.how = words(muted=True)
         self.cancel = QPushButton("Cancel edit")
         self.cancel.hide()
-        self.box = text_box("What is said next", "What is said next; Ctrl+Enter sends it")
+        self.box = text_box("Next message", "Next message; Ctrl+Enter sends it")
         self.box.setFont(fixed_font())
         line = self.box.fontMetrics().lineSpacing()
         self.box.setMinimumHeight(_LEAST_LINES * line + _FRAME)
@@ -383,9 +383,9 @@ class ConversationView(QWidget):
         self.summary.setText(summary_words(history))
 
     def _say_how(self) -> None:
-        words = "Messages go through the model's chat template"
+        words = "Messages are formatted with the model's chat template"
         if not self.chat.isChecked():
-            words = "Turns are plain text, joined as they are"
+            words = "Turns are plain text, concatenated"
             if not self._has_template:
                 words = f"No chat template in the model: {words[0].lower()}{words[1:]}"
         self.cancel.setVisible(bool(self._place_words))
@@ -394,7 +394,7 @@ class ConversationView(QWidget):
     def _enable(self) -> None:
         empty = not self.box.toPlainText()
         self.say.setEnabled(not self._why_not and not empty)
-        self.say.setToolTip(self._why_not or ("Nothing is written yet." if empty else "Ctrl+Enter"))
+        self.say.setToolTip(self._why_not or ("The message is empty." if empty else "Ctrl+Enter"))
 
 
 def summary_words(history: CheckpointHistory) -> str:
@@ -404,8 +404,8 @@ def summary_words(history: CheckpointHistory) -> str:
     misses = "1 miss" if len(history.misses) == 1 else f"{len(history.misses)} misses"
     words.append(f"{counted(history.n_hits, 'hit')}, {misses}")
     if history.n_erased or history.n_evicted:
-        words.append(f"{history.n_erased} erased, {history.n_evicted} made room")
+        words.append(f"{history.n_erased} erased, {history.n_evicted} evicted")
     if history.misses:
         _, n_common, n_reused, why = history.misses[-1]
-        words.append(f"last miss at {n_common:,}, began at {n_reused:,}: {why.sentence}")
+        words.append(f"last miss at {n_common:,}, started at {n_reused:,}: {why.sentence}")
     return " · ".join(words)

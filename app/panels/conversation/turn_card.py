@@ -35,10 +35,10 @@ class TurnCard(QFrame):
         self.earlier = _button("‹", "The earlier version of this turn", lambda: step(-1))
         self.later = _button("›", "The later version of this turn", lambda: step(+1))
         self.place = words(wraps=False)
-        instead = "Say something else in place of this turn, as a branch"
+        instead = "Replace this turn by another message, as a branch"
         self.edit = _button("Edit", instead, self.edit_asked)
         self.branch = _button(
-            "Branch", "Continue from this turn with another one", self.branch_asked
+            "Branch", "Continue from this turn with a new message", self.branch_asked
         )
         self.run = _button("Show run", "Show this turn's run in all panels", self.run_asked)
         self.said, self.answer = (words(selectable=True, font=fixed_font()) for _ in range(2))
@@ -124,12 +124,12 @@ def fact_lines(turn: Turn) -> list[str]:
     """What a turn reused from memory, what it processed and why."""
     record = turn.record
     if record is None:
-        return ["not measured what was reused"]
+        return ["reuse was not measured"]
     lines = [reused_text(record), *processed_lines(record)]
     if turn.rewritten_at is not None:
         lines.append(
-            f"the history reads differently from token {turn.rewritten_at:,} on than it was "
-            "written (end token, chat template or tokenizer)"
+            f"from token {turn.rewritten_at:,} on, the history has other tokens than were "
+            "generated (end token, chat template or tokenizer)"
         )
     return lines
 
@@ -157,7 +157,7 @@ class CheckpointStrip(TipWidget):
         self._record: PromptReuseRecord | None = None
         self._history = CheckpointHistory()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Context checkpoints over the text")
+        self.setAccessibleName("Context checkpoints along the text")
 
     def set_turn(self, record: PromptReuseRecord | None, history: CheckpointHistory) -> None:
         self._record, self._history = record, history
@@ -265,7 +265,7 @@ class CheckpointStrip(TipWidget):
 
     def _misses(self) -> list[tuple[int, str]]:
         return [
-            (n_common, f"miss at {n_common:,}, began at {n_reused:,}: {why.sentence}")
+            (n_common, f"miss at {n_common:,}, started at {n_reused:,}: {why.sentence}")
             for _, n_common, n_reused, why in self._history.misses[-1:]
         ]
 

@@ -17,7 +17,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import action_button, hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import offer, shown_choice, text_box
+from app.widgets.fields import offer, retype, shown_choice, text_box
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -150,14 +150,14 @@ class ComparisonHeader(QWidget):
 _COST_TIPS = {
     "lane": "As given in the list of lanes",
     "ms/round": "Mean time of a round after the prompt, all phases together",
-    "draft": "Drafting, which the lanes share: mean time a round",
+    "draft": "Drafting, shared by the lanes: mean time per round",
     "passes": "Forward passes of the target after the prompt",
-    "restores": "Rounds undone from a checkpoint",
-    "seq_rm": "Rounds undone by partial removal",
-    "refused": "Rounds that memory could not undo",
+    "restores": "Rounds rolled back by restoring a checkpoint",
+    "seq_rm": "Rounds rolled back by partial removal (seq_rm)",
+    "refused": "Rounds whose rollback was refused",
     "replayed": "Tokens decoded again after a restore",
     "moved": "State copied, restored and saved in checkpoints",
-    "held": "Most that attention cells and recurrent states took",
+    "held": "Largest size of KV cells and recurrent states",
 }
 
 
@@ -168,7 +168,7 @@ class CostTable(ColumnTable):
         TableColumn(
             head,
             f"{head}, ms" if head in PHASES else head,
-            _COST_TIPS.get(head, f"{head}: mean time a round"),
+            _COST_TIPS.get(head, f"{head}: mean time per round"),
             head == "lane",
         )
         for head in COST_HEADS
@@ -219,8 +219,8 @@ _LLAMA_LANES = (
     f"{LLAMA},rollback=checkpoint,device",
 )
 _HINT = (
-    "One lane a line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. "
-    "The reference and noise lanes are always there."
+    "One lane per line: POLICY[,key=value…], such as planes,n_rs_seq=2,split=seq. The reference "
+    "and noise lanes are always included."
 )
 
 
@@ -232,7 +232,7 @@ def parse_lanes(text: str) -> tuple[LaneSpec, ...]:
             continue
         if line.strip() in (REFERENCE, NOISE):
             raise OptionError(
-                f"Line {number}: the {line.strip()} lane is always there.", "Remove the line."
+                f"Line {number}: the {line.strip()} lane is always included.", "Remove the line."
             )
         try:
             lane = LaneSpec.parse(line.strip())
@@ -261,11 +261,8 @@ class LaneEditor(QWidget):
         self.text.setFixedHeight(lines + 12)
         self.add_button = made(QPushButton, "&Add", accessibleName="Add a lane")
         self.add_button.setMenu(self._make_menu())
-        defaults = QPushButton("De&faults")
-        defaults.setToolTip(
-            "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
-        )
-        defaults.clicked.connect(self.set_defaults)
+        tip = "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
+        defaults = made(QPushButton, "De&faults", toolTip=tip, clicked=self.set_defaults)
         self._message = StatusMessage(theme)
         buttons = vbox(self.add_button, defaults, 1)
         row = hbox((self.text, 1), buttons)
@@ -273,11 +270,12 @@ class LaneEditor(QWidget):
         self.text.textChanged.connect(self._check)
         theme.changed.connect(self._check)
         self.set_defaults()
+        self.text.document().clearUndoRedoStacks()
 
     def set_defaults(self) -> None:
         """Enter the default lanes."""
         names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
-        self.text.setPlainText("\n".join(names))
+        retype(self.text, "\n".join(names))
 
     def lanes(self) -> tuple[LaneSpec, ...] | None:
         """The lanes as written, the noise lane first; None while there is an error."""
@@ -332,5 +330,5 @@ class LaneEditor(QWidget):
 
     def _add(self, lane: str) -> None:
         text = self.text.toPlainText().rstrip("\n")
-        self.text.setPlainText(f"{text}\n{lane}" if text else lane)
+        retype(self.text, f"{text}\n{lane}" if text else lane)
         self.text.moveCursor(QTextCursor.MoveOperation.End)

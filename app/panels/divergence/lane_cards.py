@@ -25,7 +25,7 @@ _ABOUT = {
     "carry": "partial seq_rm, carried",
     "ring": "partial seq_rm, ring",
     "replay": "partial seq_rm, log replay",
-    "forks": "each sequence copied in turn",
+    "forks": "copies of each sequence, in turns",
 }
 _CHARACTERS = 28
 """Least width of a card."""
@@ -65,9 +65,9 @@ def verdict_text(verdict: LaneVerdict) -> tuple[str, str, str]:
 
 def _why_untimed(facts: RunFacts) -> str:
     if is_timed(facts):
-        return "the trace has no times of it"
-    several = "copies of sequences do the work of several"
-    return several if facts.lane_copies is not None else "it does not do what a run does"
+        return "the trace has no times for it"
+    several = "its copies of sequences do the work several times"
+    return several if facts.lane_copies is not None else "it does not work like a run"
 
 
 class LaneCard(QAbstractButton):
@@ -143,11 +143,11 @@ class LaneCard(QAbstractButton):
         self.setAccessibleName(f"Lane {verdict.lane}: {text}")
         lines = [verdict.lane]
         if self.cost is not None and self.cost.round_ms:
-            self.setAccessibleDescription(f"{self.time_text} ms a round, {self.work_text}")
+            self.setAccessibleDescription(f"{self.time_text} ms per round, {self.work_text}")
             phases = ((phase, self.cost.per_round(phase)) for phase in PHASES)
             times = (f"{phase} {significant(ms)}" for phase, ms in phases if ms)
             lines += [
-                f"{self.time_text} ms a round: {', '.join(times)}",
+                f"{self.time_text} ms per round: {', '.join(times)}",
                 f"{self.moved_text} moved, {self.work_text}",
             ]
         elif self.cost is not None:
@@ -158,7 +158,7 @@ class LaneCard(QAbstractButton):
                 f"max |Δ| {error_text(verdict.max_abs)}, KL {error_text(verdict.max_kl)} nats",
                 f"{verdict.n_forks} of {verdict.n_positions} positions with another top-1",
                 f"state {error_text(verdict.state_error)}, window {error_text(verdict.conv_error)}",
-                f"duplicate attention cells: {verdict.duplicates}",
+                f"duplicate KV cells: {verdict.duplicates}",
             ]
         if verdict.error:
             lines.append(verdict.error)

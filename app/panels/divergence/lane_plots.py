@@ -35,7 +35,7 @@ _LINES, _LOW_LINES = (8, 6), (5, 5)
 _SPANS = (16, 128, 512)
 """Positions shown at first: at least, while the total is unknown, and at most, while more
 arrive."""
-_MEASURE, _PART = "Measure that is drawn", "Part of the state that is compared"
+_MEASURE, _PART = "Measure to plot", "Part of the state to compare"
 _NO_STATES = "No states are recorded for this lane: choose one that rolls back."
 _NO_PART = "The layers of this model have no such part: choose the other one."
 
@@ -174,9 +174,9 @@ def _section(head: QHBoxLayout, *body: QWidget) -> QWidget:
 
 
 SWATCHES = (
-    Swatch("noise", "plot.band", "Up to the noise lane's worst error so far", draw_bar),
+    Swatch("noise", "plot.band", "Up to the worst error of the noise lane so far", draw_bar),
     Swatch(
-        "bound", "plot.limit", "Beyond ten times the noise (NMSE) a lane is suspect", draw_dashes
+        "bound", "plot.limit", "Above ten times the noise (NMSE), a lane is suspect", draw_dashes
     ),
     Swatch("first", "status.error", "First divergence of the chosen lane", draw_dots),
     Swatch("seq_rm", "plot.text", "Rejected tokens removed, in the lane's colour", draw_triangle),

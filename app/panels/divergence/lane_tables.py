@@ -233,10 +233,10 @@ class PositionDetail(ColumnTable):
 
 
 _COLUMNS = (
-    TableColumn("pos", "pos", "Position of the token that these logits choose"),
+    TableColumn("pos", "pos", "Position of the token chosen by these logits"),
     TableColumn("round", "round", "Round in which they were computed"),
-    TableColumn("token_id", "token", "What the reference lane chose there", True),
-    TableColumn("", "verdict", "Against the bound on the NMSE", True),
+    TableColumn("token_id", "token", "Token chosen by the reference lane", True),
+    TableColumn("", "verdict", "Verdict, by the bound on the NMSE", True),
     TableColumn("max_abs", "max |Δ|", "Largest difference of a logit"),
     TableColumn("nmse", "NMSE", "Mean squared difference of the logits over their mean square"),
     TableColumn("kl", "KL, nats", "KL(reference || lane)"),
@@ -244,10 +244,8 @@ _COLUMNS = (
     TableColumn("rank", "rank", "Rank of the chosen token among this lane's logits, from 1"),
     TableColumn("top2_gap", "top-2 gap", "The reference's largest logit minus its second largest"),
     TableColumn("state_error", "state", "Worst layer's relative error after the round"),
-    TableColumn("conv_error", "window", "The same of windows: last rows of inputs"),
-    TableColumn(
-        "cells_differ", "cells", "Attention cells in one lane only, or beyond one per position"
-    ),
+    TableColumn("conv_error", "window", "The same for convolution windows"),
+    TableColumn("cells_differ", "cells", "KV cells in one lane only, or duplicates"),
 )
 _TEXT = tuple(column.name for column in _COLUMNS if column.is_text)
 _NAMES = tuple(column.name for column in _COLUMNS if column.name)

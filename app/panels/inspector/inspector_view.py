@@ -81,7 +81,7 @@ class InspectorView(QStackedWidget):
         self.tokens_model = StepTable(theme)
         self.tops_model = TopTable(theme)
         self.facts_model = FactTable()
-        self.tokens = plain_table(self.tokens_model, "Judged tokens of the round")
+        self.tokens = plain_table(self.tokens_model, "Verified tokens of the round")
         self.tops = plain_table(
             self.tops_model, "Most probable tokens at the chosen position", selects=False
         )
@@ -418,7 +418,7 @@ class RangeView(QWidget):
         header.setStretchLastSection(True)
         again, back = "Keep this range, to compare the next one with it", "Close the range"
         self.keep = flat_button("&Keep", again, checkable=True, toggled=self._keep)
-        self.zoom = flat_button("&Zoom", "Bring the range into sight in the plots (F)")
+        self.zoom = flat_button("&Zoom", "Scroll the plots to the range (F)")
         self.zoom.clicked.connect(lambda: self.zoom_asked.emit(self.shown))
         self.copy = flat_button("Co&py", "Copy the table as Markdown", clicked=self._copy)
         self.close_button = flat_button(

@@ -28,18 +28,18 @@ from engine.trace.store import Table, TraceStore
 from engine.trace.token_text import line_text, row_text
 
 _PATH_TIPS = {
-    "none": "Nothing had to be undone",
+    "none": "No rollback was needed",
     "seq_rm": "Tokens removed, a snapshot read instead",
     "restore": "Checkpoint restored, the accepted tokens decoded again",
-    "restore_depth": "Deeper than the snapshots reach: checkpoint restored, tokens decoded again",
+    "restore_depth": "Deeper than the snapshots: checkpoint restored, tokens decoded again",
     "refused": "The memory could not roll back",
 }
 _BYTES = (
-    ("written", "state_bytes_written", "Recurrent state that forward passes stored"),
+    ("written", "state_bytes_written", "Recurrent state stored by forward passes"),
     ("copied", "state_bytes_copied", "Stored state copied unchanged to another place"),
-    ("restored", "state_bytes_restored", "State put back from checkpoints"),
+    ("restored", "state_bytes_restored", "State restored from checkpoints"),
     ("checkpoint", "checkpoint_bytes", "Size of the checkpoint taken in this round"),
-    ("held", "memory_bytes_held", "Storage of attention cells and recurrent states"),
+    ("held", "memory_bytes_held", "Memory of KV cells and recurrent states"),
 )
 _DRAWN_ROWS = 17
 _OF_MEMORY = (
@@ -80,7 +80,7 @@ def outcome(step: Step) -> str:
     drafted, accepted = row["num_draft_tokens"], row["num_accepted_draft_tokens"]
     if not drafted:
         reasons = ", ".join(sorted({one["reason"] for one in step.drafts if one["reason"]}))
-        return f"Nothing drafted{f' ({reasons})' if reasons else ''}, one plain token."
+        return f"No draft{f' ({reasons})' if reasons else ''}, one plain token."
     emitted = whole_text(row["num_emitted"])
     counts = f"{drafted} drafted, {whole_text(accepted)} accepted, {emitted} emitted"
     judge = f" (rule {row['accept_rule']})" if row["accept_rule"] else ""
@@ -90,11 +90,11 @@ def outcome(step: Step) -> str:
         return f"{counts}{judge}."
     if own["draft_index"] is not None:  # an end token inside the draft
         ended = step.text_of(own).strip()
-        return f"{counts}{judge}: the drafted “{ended}” counts as the target's own."
+        return f"{counts}{judge}: the drafted “{ended}” counts as the target's own token."
     if rejected is None:
         return f"{counts}{judge}."
     said, chose = (step.text_of(one).strip() for one in (rejected, own))
-    return f"{counts}{judge}: the draft said “{said}”, the target “{chose}”."
+    return f"{counts}{judge}: the draft has “{said}”, the target chose “{chose}”."
 
 
 def _draft(step: Step) -> list[FactLine]:
@@ -128,7 +128,7 @@ def _block(step: Step, n: int) -> FactLine:
     return (
         "block",
         f"● {'□' * (n - 1)}{where}" if n <= _DRAWN_ROWS else f"● and {n - 1:,} □{where}",
-        f"{n:,} rows in one pass: ● the newest token, □ mask tokens that the drafter filled",
+        f"{n:,} rows in one pass: ● the newest token, □ mask tokens filled by the drafter",
     )
 
 
@@ -137,7 +137,7 @@ def _verification(step: Step) -> list[FactLine]:
     untold = NOT_OBSERVED if row["num_draft_tokens"] else "none: nothing drafted"
     rule = row["accept_rule"] or untold
     lines = [
-        ("rule", rule, "What judged the draft"),
+        ("rule", rule, "Rule that accepted or rejected the draft"),
         ("ended by", row["stop_kind"] or NOT_OBSERVED, "The last token that was emitted"),
         ("verify width", whole_text(row["verify_width"]), "Tokens of this sequence, unpadded"),
     ]
@@ -153,7 +153,7 @@ def _verification(step: Step) -> list[FactLine]:
 def _rollback(step: Step) -> list[FactLine]:
     row = step.row
     path = row["rollback_path"]
-    untold = "" if row["num_draft_tokens"] is None else "The engine did not tell"
+    untold = "" if row["num_draft_tokens"] is None else "Not reported by the engine"
     derived = " (derived)" if step.is_derived("rollback_path") and path else ""
     in_memory, depth = row["memory_rollback"], row["rollback_depth"]
     deep = whole_text(depth)
@@ -161,16 +161,16 @@ def _rollback(step: Step) -> list[FactLine]:
         deep += f", in memory {in_memory}"
     return [
         ("path", f"{path or NOT_OBSERVED}{derived}", _PATH_TIPS.get(path, untold)),
-        ("depth", deep, "Drafted tokens undone; in memory, padding comes on top"),
+        ("depth", deep, "Drafted tokens rolled back; in memory also the padding"),
         (
             "valid depth / n_rs_seq",
             f"{whole_text(row['valid_depth'])} / {whole_text(row['n_rs_seq'])}",
-            "Deepest valid rollback after this batch / snapshot planes",
+            "Deepest valid rollback after this batch / number of snapshot planes",
         ),
         (
             "rs_idx",
             f"{whole_text(row['rs_idx_before'])} → {whole_text(row['rs_idx_after'])}",
-            "Pending plane that the batch read → pending plane after the rollback",
+            "Pending plane read by the batch → pending plane after the rollback",
         ),
         ("replays", whole_text(row["replay_index"]), "Restores and replays in this round"),
     ]
@@ -178,7 +178,7 @@ def _rollback(step: Step) -> list[FactLine]:
 
 def _memory(row: TraceRow) -> list[FactLine]:
     if all(row[name] is None for name in _OF_MEMORY):
-        return [("all of it", "not observed", "The engine did not tell")]
+        return [("all of it", "not observed", "Not reported by the engine")]
     lines = [(label, size_or_none(row[name]), tip) for label, name, tip in _BYTES]
     used, twice = row["kv_cells_used"], row["kv_cells_duplicate"]
     attention, recurrent = row["attention_pos_max"], row["recurrent_pos_max"]
@@ -188,7 +188,7 @@ def _memory(row: TraceRow) -> list[FactLine]:
         (
             "last pos KV / state",
             f"{whole_text(attention)} / {whole_text(recurrent)}",
-            "Last position that the attention cells and the recurrent state hold",
+            "Last position of the KV cells and of the recurrent state",
         ),
     ]
 
@@ -199,7 +199,7 @@ def _times(row: TraceRow) -> list[FactLine]:
     if not known:
         whole, n = row["total_ms"], row["n_merged"]
         if whole is None:
-            return [("all phases", "not observed", "The engine did not tell")]
+            return [("all phases", "not observed", "Not reported by the engine")]
         merged = f", {n} rounds together" if n else ""
         return [("whole round", f"{_ms(whole)}{merged}", "Its phases were not observed")]
     total = ("all phases", _ms(sum(ms for _, ms in known)), "This sequence's part")

@@ -15,11 +15,11 @@ from app.widgets.plain_table import BAR_COLOUR_ROLE, BAR_ROLE, ColumnTable, Tabl
 from engine.trace.token_text import MEANING
 
 COLUMNS = (
-    TableColumn("pos", "pos", "Position that the token has, or would have had"),
-    TableColumn("token", "token", "Token that was drafted, or that the target chose itself", True),
-    TableColumn("decision", "decision", "What became of it", True),
+    TableColumn("pos", "pos", "Position of the token, also if it was not accepted"),
+    TableColumn("token", "token", "Drafted token, or the target's own", True),
+    TableColumn("decision", "decision", "Outcome", True),
     TableColumn("draft_p", "q", "Drafter's confidence in the drafted token"),
-    TableColumn("draft_conf", "conf", "What the drafter's confidence head gave the token"),
+    TableColumn("draft_conf", "conf", "Output of the drafter's confidence head for the token"),
     TableColumn("target_p", "p", "The target's probability of the token in this row"),
     TableColumn("target_rank", "rank", "Rank of the token among the target's logits, from 1"),
     TableColumn("target", "argmax", "The target's most probable token here", True),
@@ -28,7 +28,7 @@ COLUMNS = (
     TableColumn(
         "rule_p", "rule p", "Target's probability after bias, penalties, filters and temperature"
     ),
-    TableColumn("rule_q", "rule q", "Drafter's probability as rejection used it; match uses none"),
+    TableColumn("rule_q", "rule q", "Drafter's probability in rejection sampling; none with match"),
 )
 SELDOM = ("draft_conf",)
 """Columns of few drafters: hidden if no token of a round has a value."""
@@ -147,11 +147,9 @@ class StepTable(ColumnTable):
 
 
 _COLUMNS = (
-    TableColumn("token", "token", "The target's order first", True),
-    TableColumn("q", "draft q", "The drafter's probability; a dash: not among those recorded"),
-    TableColumn(
-        "p", "target p", "The target's raw softmax probability; a dash: not among those recorded"
-    ),
+    TableColumn("token", "token", "Ordered by the target, then the drafter", True),
+    TableColumn("q", "draft q", "The drafter's probability; –: not recorded"),
+    TableColumn("p", "target p", "The target's softmax probability; –: not recorded"),
 )
 
 

@@ -27,7 +27,7 @@ from app.widgets.option_groups import ProvokingGroup
 from engine.analysis.breaks import EXAMPLES, BreakHit, BreakRule
 from engine.errors import OptionError
 
-_HINT = "A ticked rule pauses the run after the round in which it holds."
+_HINT = "A ticked rule pauses the run after a round that matches it."
 _RULE = Qt.ItemDataRole.UserRole
 
 
@@ -53,9 +53,9 @@ class BreaksView(QWidget):
         self.line = text(EXAMPLES[0], font=fixed_font(), accessibleName="New break rule")
         self.line.textChanged.connect(self._check)
         self.line.returnPressed.connect(self._add_typed)
-        self.add_button = made(QPushButton, "Add", toolTip="Add the rule that is written (Enter)")
+        self.add_button = made(QPushButton, "Add", toolTip="Add the typed rule (Enter)")
         self.add_button.clicked.connect(self._add_typed)
-        self.examples_button = made(QPushButton, "Examples", toolTip="Write a rule of each kind")
+        self.examples_button = made(QPushButton, "Examples", toolTip="Insert an example of a rule")
         self.examples_button.setMenu(self._make_menu())
         self.remove_button = made(QPushButton, "Remove", toolTip="Remove the chosen rule (Delete)")
         self.remove_button.clicked.connect(self.remove_current)
@@ -184,10 +184,10 @@ class BreaksView(QWidget):
             self._message.say("info", _HINT)
 
 
-_SCENARIOS = "Known failures, listed by their symptoms, each with a prompt and settings of its own."
+_SCENARIOS = "Known failures, listed by symptom, each with its own prompt and settings."
 _ABOUT = (
     "These options are added to those of the Run panel until they are reset or the window is "
-    "closed. They act in runs that draft."
+    "closed. They have an effect only in runs that draft."
 )
 
 

@@ -36,9 +36,9 @@ _HINT = "Wheel, .tar.gz or folder of vLLM, SGLang, FLA, FlashInfer and others, o
 _FILTER = "Packages and adapters (*.whl *.tar.gz *.py);;All files (*)"
 _ABSENT = "–"
 _CHARACTERS = 10
-"""Of a target, at least."""
+"""Least width of the target field."""
 _FIRST = (
-    "Plays rounds of draft, verify, accept and commit on rollback kernels of other engines, and "
+    "Runs rounds of draft, verify, accept and commit with rollback kernels of other engines, and "
     "compares every output and state with the recurrence in f64. Nothing is sent anywhere."
 )
 
@@ -57,7 +57,7 @@ class ConformView(QWidget):
         self._runs = False
         self.target = text(_HINT, takes_path=True)
         self.target.setMinimumWidth(_CHARACTERS * self.fontMetrics().averageCharWidth())
-        self.target.setAccessibleName("Package or adapter whose kernels are checked")
+        self.target.setAccessibleName("Package or adapter to check")
         self.target.setToolTip(f"{_HINT}; Help (Shift+F1) explains adapters")
         self.target.textChanged.connect(self._enable)
         self.target.returnPressed.connect(self._press)
@@ -73,7 +73,7 @@ class ConformView(QWidget):
         self.grid.currentCellChanged.connect(lambda *_: self._show_chosen())
         self.words = words(selectable=True)
         self.copy = QPushButton("&Copy Command")
-        self.copy.setToolTip("The command that plays this check again")
+        self.copy.setToolTip("Command that repeats this check")
         self.copy.clicked.connect(lambda: QGuiApplication.clipboard().setText(self._command()))
         self.plot = ErrorPlot(theme)
         self._lay_out()
@@ -94,7 +94,7 @@ class ConformView(QWidget):
         from engine.conform.checks import CHECKS
 
         if outcome.check not in CHECKS and not outcome.needs:
-            return  # what only measures
+            return  # a check that only measures has no column
         if self.grid.columnCount() != len(CHECKS):
             self.grid.setColumnCount(len(CHECKS))
             self.grid.setHorizontalHeaderLabels(CHECKS)
@@ -136,7 +136,7 @@ class ConformView(QWidget):
         self._runs = False
         for at in product(range(self.grid.rowCount()), range(self.grid.columnCount())):
             if self.grid.item(*at) is None:
-                self._put(at, _ABSENT, "Does not apply to this kernel, or was not played")
+                self._put(at, _ABSENT, "Does not apply to this kernel, or was not run")
         self.headline.setText(error or self._counts("before it was stopped" if stopped else ""))
         self._enable()
 
@@ -206,7 +206,7 @@ class ConformView(QWidget):
         drawn = any(f.row_errors or f.depth_errors for f in faults)
         if drawn == self.plot.isHidden():
             self.plot.setVisible(drawn)
-            self._parts.setSizes([SAME, SAME if drawn else 0])  # or as low as the words
+            self._parts.setSizes([SAME, SAME if drawn else 0])  # hidden: as low as the words
         if chosen is None:
             return
         if chosen.needs:
@@ -241,7 +241,7 @@ class ErrorPlot(PlotSurface):
         """Draw one of the two; infinite errors are as high as the plot."""
         errors = np.array(rows or depths)
         self._errors = errors
-        self._axis = "row of the pass" if rows else "compared with the state after this many rows"
+        self._axis = "row of the pass" if rows else ("compared with the state after n rows")
         finite = errors[np.isfinite(errors)]
         top = float(finite.max()) if len(finite) and finite.max() > 0 else 1.0
         self._bars.setOpts(x=np.arange(len(errors)), height=np.minimum(errors, 1.1 * top))

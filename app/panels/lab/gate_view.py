@@ -68,7 +68,7 @@ class GateForm(QWidget):
             clicked=self._toggle,
         )
         self.words = ElidedLabel()
-        about = "Keep these settings: they are checked with those chosen after them"
+        about = "Keep these settings and check them together with those chosen next"
         self.keep = made(QPushButton, "&Keep", toolTip=about, clicked=self._keep)
         self.check = made(QPushButton, "Chec&k", clicked=self.ask)
         top = hbox(self.unfold, (self.words, 1), self.keep, self.check)
@@ -134,7 +134,7 @@ class GateForm(QWidget):
         if options in self._kept:
             return
         self._kept.append(options)
-        chip = made(QPushButton, f"{_text(options)} ✕", toolTip="No longer check at these settings")
+        chip = made(QPushButton, f"{_text(options)} ✕", toolTip="Remove these settings")
         chip.clicked.connect(lambda: self._drop(options, chip))
         self.chips.insertWidget(self.chips.count() - 1, chip)
         self._tell()
@@ -185,7 +185,7 @@ class GateView(WholeRunView):
     name = "Gate"
     empty_title = "No build checked yet"
     about = (
-        "Shows which ways of rolling back a build of llama.cpp gets right: Run → Check llama.cpp "
+        "Shows which kinds of rollback work in a build of llama.cpp: Run → Check llama.cpp "
         "Rollback, or open a trace of draftscope check-rollback."
     )
     untold = "checks of rollback"
@@ -201,7 +201,7 @@ class GateView(WholeRunView):
         self._found: list[Check] = []
         self.form = GateForm()
         self.headline = words(wraps=False, bold=True)
-        self.grid = HeatGrid(theme, "Verdicts by scenario and way of rolling back")
+        self.grid = HeatGrid(theme, "Verdicts by scenario and kind of rollback")
         self.grid.pointed.connect(self._tell)
         self.grid.tip = lambda row, column: self._words_of((row, column))
         self.grid.chosen.connect(self._choose)
@@ -291,7 +291,7 @@ class GateView(WholeRunView):
             if has_baseline and not news and worst.outcome in BAD:
                 ground = _GROUNDS[KNOWN]
             grounds[row][column], values[row, column] = ground, 0.0
-        axis = "settings" if by_settings else "way of rolling back"
+        axis = "settings" if by_settings else "kind of rollback"
         if common:
             axis += f", with {' '.join(common)}"
         self.grid.set_map(

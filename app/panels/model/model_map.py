@@ -67,7 +67,7 @@ class ModelMapView(QStackedWidget):
         self.legend, self._memory_title = words(muted=True), words(muted=True)
         self._bars = SizeBars(theme)
         self._fits = words(muted=True)
-        self._costs_title = words("To undo: bytes × snapshots × sequences", muted=True)
+        self._costs_title = words("For rollback: bytes × snapshots × sequences", muted=True)
         self.costs = PolicyCosts()
         self._load = made(QPushButton, "Load weights", clicked=self.load_asked)
         self.addWidget(
@@ -385,8 +385,8 @@ LAYER_KINDS = {
     "attention": ("A", "attention", "attention"),
     "sparse attention": ("B", "attention", "block-sparse attention"),
     "latent attention": ("L", "latent", "latent attention (MLA)"),
-    "sparse latent attention": ("P", "latent", "latent attention sparse by pooled keys"),
-    "window attention": ("W", "attention", "attention to a window"),
+    "sparse latent attention": ("P", "latent", "sparse latent attention (pooled keys)"),
+    "window attention": ("W", "attention", "sliding-window attention"),
     "CSA": ("D", "latent", "compressed sparse attention (CSA)"),
     "HCA": ("E", "latent", "heavily compressed attention (HCA)"),
     "attention + mamba-2": ("H", "side_by_side", "attention in parallel with Mamba-2"),

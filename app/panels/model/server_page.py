@@ -68,7 +68,7 @@ class ServerPage(QScrollArea):
             **known,
             "key": {
                 "keyring": "kept in the system's keyring",
-                "session": "kept for this session only: there is no keyring",
+                "session": "kept only for this session: there is no keyring",
             }.get(self._server.key_kept, "none"),
         }
         for name, label in self._labels.items():
@@ -78,10 +78,10 @@ class ServerPage(QScrollArea):
         self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
             _show(self._labels["server"], f"{known['server']} · gone")
-        when = ["when it was seen last:"] if status.gone else []
+        when = ["when last connected:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
         counts = counted_since(self._server.store, self._first_run)
-        here = "Recorded here: nothing about drafts yet"
+        here = "Recorded here: no drafts yet"
         if counts is not None:
             here = "Recorded here: {:,} drafted, {:,} accepted".format(*counts)
         _show(self._counters, f"{_counted(status.counters)}\n{here}")
@@ -89,7 +89,7 @@ class ServerPage(QScrollArea):
 
 def _counted(counters: Mapping[str, float] | None) -> str:
     if counters is None:
-        return "not observed: the server runs without --metrics"
+        return "not available: the server runs without --metrics"
     known = [f"{counters[key]:,.0f} {word}" for key, word in _COUNTS.items() if key in counters]
     return ", ".join(known) or "nothing yet"
 

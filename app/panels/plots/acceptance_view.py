@@ -38,12 +38,12 @@ class AcceptanceView(Fitting, OverlaidView):
     """Two lines over the rounds; next to them three rates by index and a table by draft length."""
 
     name, y_label = "Acceptance", "rate"
-    about = "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter chosen."
+    about = "Shows how many drafted tokens are accepted. Press Run (F5) with a drafter."
     widest_label = "lifetime: 0.999"
 
     def __init__(self, theme: Theme) -> None:
         windowed = (
-            f"Accepted / drafted over the last {WINDOW} steps; each sequence takes one a round"
+            f"Accepted / drafted over the last {WINDOW} steps; each sequence has one step per round"
         )
         swatches = (
             Swatch(f"last {WINDOW}", "accepted.line", windowed, draw_bar),

@@ -173,7 +173,7 @@ SWATCHES = (
     Swatch(
         "conditional",
         _ROLES[2],
-        "conditional: accepted at this index / drafted here after accepted ones",
+        "conditional: accepted at this index / drafted here with all before accepted",
         draw_diamond,
     ),
 )

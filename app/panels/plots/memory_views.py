@@ -44,12 +44,12 @@ _MOST_ROWS = 1024
 _SLOT_BITS = 16
 """A slot's key: its sequence's number, followed by this many bits for the slot."""
 _TIPS = {
-    "free": "Never written, or given up",
-    "live": "The state that the next batch continues from",
+    "free": "Never written, or freed",
+    "live": "State from which the next batch continues",
     "fresh": "Written by this round's batch",
     "carried": "Kept from an earlier batch",
-    "stale": "Older than its place claims: reading it is possible, and would be wrong",
-    _SPENT: "Undone, or older than its place claims; a rollback to it is refused",
+    "stale": "Stale (older than its index implies), but a rollback to it would be accepted",
+    _SPENT: "Rolled back, or stale (older than its index implies); a rollback to it is refused",
     "pending": "Chosen by a rollback, read by the next batch",
 }
 
@@ -305,13 +305,13 @@ class KvCellsView(BarView):
     wherever there are any, however few."""
 
     name, y_label = "KV cells", "cells"
-    about = "Shows how many attention cells the sequences use. Press Run (F5)."
+    about = "Shows how many KV cells the sequences use. Press Run (F5)."
     widest_label = "duplicates"
-    untold = "how many attention cells are in use"
-    overlay_tip = "Cells in use after each round, duplicates too,"
+    untold = "how many KV cells are in use"
+    overlay_tip = "KV cells in use after each round, including duplicates,"
 
     def __init__(self, theme: Theme) -> None:
-        used, twice = "Cells with a position of their own", "Cells beyond one per position"
+        used, twice = "Cells without duplicates", ("Duplicates: more than one cell per position")
         swatches = (
             Swatch("duplicates", _ROLES[1], twice, draw_triangle),
             Swatch("used", _ROLES[0], used, sample(_PATTERNS[0])),
@@ -355,7 +355,7 @@ class KvCellsView(BarView):
         return np.maximum(rows.column(_CELLS[0], start, stop), 0)
 
     def _height_words(self, height: float) -> str:
-        return f"{height:,.0f} cells in all"
+        return f"{height:,.0f} cells in total"
 
     def _lines_of(self, round_: int) -> list[str]:
         lines = list[str]()

@@ -25,14 +25,12 @@ _UNTOLD = 3
 """A draft was judged, but the engine did not report the rollback."""
 _NO_GROUP = -1
 _BAR_WIDTH = 0.8
-_MOST_LIMITS = 64
-"""Most strips with a dashed line."""
 _STUB = 0.15
 """Bar height of a restore or refusal with depth 0, or an unreported one."""
 
 
 _SWATCHES = (
-    Swatch("n_rs_seq", "plot.limit", "Deepest rollback the snapshot planes allow", draw_dashes),
+    Swatch("n_rs_seq", "plot.limit", "Deepest rollback by snapshot planes", draw_dashes),
     Swatch("seq_rm", "path.seq_rm", "Tokens removed, a snapshot plane read instead", draw_bar),
     Swatch(
         "restore",
@@ -40,7 +38,7 @@ _SWATCHES = (
         "Checkpoint restored, the accepted tokens decoded again",
         draw_hatched,
     ),
-    Swatch("refused", "path.refused", "The memory could not roll back", draw_cross),
+    Swatch("refused", "path.refused", "The rollback was refused", draw_cross),
 )
 _UNTOLD_SWATCH = Swatch(
     "not observed",
@@ -134,7 +132,7 @@ class RollbackView(BarView):
         for number, (group, bars) in enumerate(self._bars.items()):
             at = np.flatnonzero(groups == number)
             if not len(at) and not len(bars.opts["x"]):
-                continue  # pyqtgraph works for no bars too
+                continue  # pyqtgraph does work even for no bars
             at = at[np.argsort(strips[at], kind="stable")]
             columns = PixelColumns(x[at], *self.plot.x_range, n_pixels, strips[at])
             middle, wide, bottoms = (columns.first(one[at]) for one in (x, width, strip * strips))
@@ -160,15 +158,16 @@ class RollbackView(BarView):
         return names, self._rows.listed(names, *self.plot.rounds_in_sight)
 
     def _draw_limits(self, top: int, strip: float) -> None:
-        """The dashed lines, and a y-axis with room for the strips. top: the depth that a strip has
-        room for."""
+        """The dashed lines, unless they would cover low strips, and a y-axis with room for the
+        strips. top: the depth that a strip has room for."""
         limit, n = self._n_rs_seq, self._n_strips
-        while len(self._limits) < min(n, _MOST_LIMITS):
+        has_room = n == 1 or self.plot.box.height() >= n * self.plot.line_height
+        while has_room and len(self._limits) < n:
             line = pg.InfiniteLine(angle=0, movable=False)
             self._limits.append(self.plot.put(line, "plot.limit", style=Qt.PenStyle.DashLine))
         n_seqs = max(1, len(self._seq_ids))
         for number, line in enumerate(self._limits):
-            line.setVisible(limit is not None and number < n_seqs)
+            line.setVisible(limit is not None and has_room and number < n_seqs)
             if limit is not None:
                 line.setValue(strip * (n - 1 - number) + limit)
         self.legend.set_label(0, "n_rs_seq" if limit is None else f"n_rs_seq = {limit}")
@@ -179,7 +178,7 @@ class RollbackView(BarView):
                 names.append("other" if self.overlay is None else self.overlay.name)
             middles = [strip * (n - 0.5 - at) for at in range(n)]
             ticks = list(zip(middles, names, strict=True))
-            if self.plot.box.height() >= 2 * n * self.plot.line_height:  # and one depth for each
+            if self.plot.box.height() >= 2 * n * self.plot.line_height:  # a depth for each
                 deep = top - strip / 2
                 pairs = (
                     ((at + deep - strip / 2, name), (at + deep, str(top))) for at, name in ticks

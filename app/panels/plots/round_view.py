@@ -258,7 +258,7 @@ class RoundView(QStackedWidget):
             if not has_rounds:
                 numbers = LiveNumbers.told(run.facts.summary)
                 is_known = numbers.tokens or numbers.acceptance is not None
-                said = f"{'Only' if is_known else 'No'} sums are known of this run. {said}"
+                said = f"{'Only' if is_known else 'No'} totals are known for this run. {said}"
             self.empty.say("Not observed", said)
 
     def _words(self) -> str:

@@ -24,7 +24,7 @@ _PATTERNS = {
     "restore": Qt.BrushStyle.DiagCrossPattern,
 }
 _TIPS = {
-    "draft": "Drafting, and keeping the drafter in step",
+    "draft": "Drafting, and updating the drafter's memory",
     "verify": "Forward passes of the target",
     "sample": "Sampling and acceptance",
     "save": "Saving a checkpoint",
@@ -42,15 +42,15 @@ _PATTERN_OF = [
 _TOTAL = Swatch(
     "whole round",
     "phase.total",
-    "The engine does not report what the time was spent on",
+    "The engine does not report how the time was spent",
     sample(_PATTERN_OF[-1]),
 )
 _REFRESHES_PER_SPEED = 15
 NO_BASELINE = "no baseline"
 _BASELINE_TIP = (
-    "Tokens per second as a multiple of plain decoding's, the lowest and the highest of several "
-    "pairs of runs; the dashed line is its time per token. Measure plain, below the text of a run "
-    "that has ended, measures it."
+    "Tokens per second relative to plain decoding, lowest and highest of several pairs of runs; "
+    "the dashed line is plain decoding's time per token. To measure it, press Measure plain "
+    "below the text of a finished run."
 )
 
 
@@ -58,7 +58,7 @@ class TimingView(BarView):
     """Stacked bars of each round's phases, all sequences together, in milliseconds."""
 
     name, y_label = "Time per round", "ms"
-    about = "Shows what the time of every round was spent on. Press Run (F5)."
+    about = "Shows how the time of every round was spent. Press Run (F5)."
     widest_label = "0.00 to 0.00×"
     untold = "how long its rounds took"
     overlay_tip = "Time of each round, all phases together,"
@@ -123,7 +123,7 @@ class TimingView(BarView):
         return total
 
     def _height_words(self, height: float) -> str:
-        return f"{significant(height)} ms in all"
+        return f"{significant(height)} ms in total"
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         undrafted: np.ndarray = rows.column("num_draft_tokens", start, stop) == MISSING

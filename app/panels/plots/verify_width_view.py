@@ -28,10 +28,10 @@ _PATTERNS = (
     Qt.BrushStyle.DiagCrossPattern,
 )
 _TIPS = (
-    "Tokens of a prompt; taller than the plot where the prompt is long",
+    "Prompt tokens; cut off at the top if the prompt is long",
     "Drafts and the token before them",
     "Accepted tokens decoded again after a restore",
-    "Filler tokens that make drafts equally long",
+    "Padding tokens that make drafts equally long",
 )
 _LONGEST = "n_max + 1"
 _LONGEST_AT = len(_PARTS) + 1
@@ -55,13 +55,13 @@ class VerifyWidthView(BarView):
         border = Swatch(
             "ubatch border",
             "plot.limit",
-            "One ubatch ends, the next begins; hover for the reason",
+            "Boundary of two ubatches; hover for the reason",
             draw_dashes,
         )
         longest = Swatch(
             _LONGEST,
             "plot.text",
-            "Longest draft that adaptive depth allows, where it is in use, and the token before",
+            "Limit of adaptive draft length, if it is in use, plus the token before the draft",
             draw_dashes,
         )
         super().__init__(theme, [border, *reversed(swatches), longest])
@@ -112,7 +112,7 @@ class VerifyWidthView(BarView):
         return tokens
 
     def _height_words(self, height: float) -> str:
-        return f"{height:.0f} tokens in all"
+        return f"{height:.0f} tokens in total"
 
     def _decodes_prompt(self, rows: RunRows, start: int, stop: int) -> np.ndarray:
         decodes: np.ndarray = self._purpose(rows, start, stop) == _PURPOSES.index("prompt")

@@ -161,23 +161,23 @@ def _grouped(rows: Sequence[RunRow]) -> tuple[list[list[RunRow]], dict[RunRef, l
 
 
 _COLUMNS = (
-    TableColumn("run", "run", "What you call the run (F2), else its number", True),
-    TableColumn("drafter", "lane or drafters", "Lane of a comparison, else what drafts", True),
+    TableColumn("run", "run", "Name of the run (F2 to rename), else its number", True),
+    TableColumn("drafter", "lane or drafters", "Lane of a comparison, else the drafters", True),
     TableColumn("acceptance", "accept.", "Acceptance: accepted / drafted"),
     TableColumn(
         "speed",
         "tok/s",
-        "Tokens generated a second, prompts left out; lanes share their drafts and have none",
+        "Generated tokens per second, without prompts; none for lanes, which share drafts",
     ),
-    TableColumn("seconds", "time", "Time of its rounds, the prompts' included, without pauses"),
-    TableColumn("star", "★", "Starred runs; a click puts a star or takes it off", True),
-    TableColumn("started", "started", "When the run began: today the time, else the day", True),
-    TableColumn("prompt", "prompt", "How the first prompt begins", True),
-    TableColumn("policy", "rollback", "Rollback policy of a run that drafts", True),
+    TableColumn("seconds", "time", "Time of its rounds, including prompts, without pauses"),
+    TableColumn("star", "★", "Starred runs; click to add or remove a star", True),
+    TableColumn("started", "started", "Start of the run: the time if today, else the day", True),
+    TableColumn("prompt", "prompt", "Start of the first prompt", True),
+    TableColumn("policy", "rollback", "Rollback policy, if the run drafts", True),
     TableColumn("n_max", "n_max", "Longest draft"),
     TableColumn("tokens", "tokens", "Tokens generated, all sequences"),
     TableColumn("stop", "stop", "Why the run ended", True),
-    TableColumn("marks", "marks", "Why the output is not the model's own", True),
+    TableColumn("marks", "marks", "Why the output is not the model's", True),
 )
 _INDENT = "   "
 _SEARCHED = ("run", "prompt", "drafter", "policy", "stop", "marks")

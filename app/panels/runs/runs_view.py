@@ -249,8 +249,7 @@ class RunsView(QStackedWidget):
             self._show(index)
 
     def _show(self, index: QModelIndex) -> None:
-        run = self.model.run_at(index.row())
-        if run is not None:
+        if (run := self.model.run_at(index.row())) is not None:
             self.run_selected.emit(run)
 
     def _rename(self) -> None:
@@ -259,8 +258,7 @@ class RunsView(QStackedWidget):
             self.table.edit(index.siblingAtColumn(0))
 
     def _delete(self) -> None:
-        run = self._chosen()
-        if run is not None:
+        if (run := self._chosen()) is not None:
             self.delete_asked.emit([run])
 
     def _search(self) -> None:
@@ -308,7 +306,7 @@ class RunsView(QStackedWidget):
         menu.addSeparator()
         starred = notes_of(run.facts).starred
         menu.addAction("Rename…", lambda: self.table.edit(index.siblingAtColumn(0)))
-        word = "Take the Star Off" if starred else "Star"
+        word = "Remove the Star" if starred else "Star"
         menu.addAction(word, lambda: self.star_asked.emit(run, not starred))
         menu.addSeparator()
         menu.addAction("Delete", lambda: self.delete_asked.emit([run]))
@@ -374,7 +372,7 @@ class RunSearch(QWidget):
             clearButtonEnabled=True,
             textChanged=self.changed,
         )
-        tip = "List starred runs alone"
+        tip = "List only starred runs"
         self.stars = made(QToolButton, text="★", checkable=True, toolTip=tip, toggled=self.changed)
         self.stars.setAccessibleName("Starred runs alone")
         self._count = made(QLabel, muted=True)
@@ -407,7 +405,7 @@ class RunPair(Fitting, QWidget):
         self._size_shown: int | None = None
         self._verdict = ""
         self.model = RunPairTable()
-        self.table = plain_table(self.model, "Run on show and overlaid run")
+        self.table = plain_table(self.model, "Shown run and overlaid run")
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
         # names of figures begin alike, so they are not elided

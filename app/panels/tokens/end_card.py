@@ -84,18 +84,15 @@ def run_end(run: RunRef) -> RunEnd | None:
 def _next_step(
     run: RunRef, numbers: LiveNumbers, ratio: PlainRatio | None, *, is_plain: bool
 ) -> NextStep | None:
-    found = gravest_finding(run)
-    if found is not None:
+    if (found := gravest_finding(run)) is not None:
         return found
     if run.facts.error or not is_ours(run.facts) or not numbers.tokens or is_plain:
         return None
     if ratio is not None and ratio.high < 1:
-        return NextStep(TUNE, "Drafting costs more than it brings here; other settings may not.")
+        return NextStep(TUNE, "Drafting makes this run slower; other settings may be faster.")
     if numbers.acceptance is not None and numbers.acceptance < _LOW_ACCEPTANCE:
-        return NextStep(TUNE, "Most of what is drafted is rejected; other settings may do better.")
-    return NextStep(
-        COMPARE, "Check that rolling back leaves the text as it would be without drafts."
-    )
+        return NextStep(TUNE, "Most drafted tokens are rejected; other settings may be better.")
+    return NextStep(COMPARE, "Check that rollbacks do not change the text.")
 
 
 def gravest_finding(run: RunRef) -> NextStep | None:
@@ -113,9 +110,9 @@ def gravest_finding(run: RunRef) -> NextStep | None:
 
 
 _STEPS = {
-    FINDING: ("Show finding", "Bring the findings into sight, and the round"),
+    FINDING: ("Show finding", "Show the findings and the round"),
     TUNE: ("Tune", "Estimate the speed under other settings from this run"),
-    COMPARE: ("Compare", "Decode the prompt in several lanes and show where they come apart"),
+    COMPARE: ("Compare", "Decode the prompt in several lanes and show where they diverge"),
 }
 _WHY_CHARACTERS, _BOTH_CHARACTERS = 44, 60
 """Widths from which there is room for the sentence, and for both buttons in a single line."""

@@ -96,8 +96,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
             if quoted:
                 terms.append(Term("", quoted))
         else:
-            term = _term(word)
-            if term is not None:
+            if (term := _term(word)) is not None:
                 close_text(end)
                 terms.append(term)
             elif text_start is None:
@@ -120,27 +119,25 @@ def _term(word: str) -> Term | None:
 
 def _comparison(name: str, sign: str, value: str) -> Term:
     if name not in FIELDS:
-        raise FilterError(
-            f"There is no figure {name!r}; known are {', '.join(FIELDS)}. {_IN_QUOTES}"
-        )
+        raise FilterError(f"There is no figure {name!r}; use {', '.join(FIELDS)}. {_IN_QUOTES}")
     return Term(name, _number(name, value), sign)
 
 
 def _choice(name: str, value: str) -> Term:
     if name == "kind":
         if value not in TOKEN_KINDS:
-            raise FilterError(f"There is no kind {value!r}; known are {', '.join(TOKEN_KINDS)}.")
+            raise FilterError(f"There is no kind {value!r}; use {', '.join(TOKEN_KINDS)}.")
         return Term("kind", value)
     if name in FIELDS:
         return Term(name, _number(name, value))
     if name not in CHOICES:
         known = ", ".join(f"{one}:" for one in ("kind", "seq", *CHOICES))
-        raise FilterError(f"There is no choice {name + ':'!r}; known are {known}. {_IN_QUOTES}")
+        raise FilterError(f"There is no filter {name + ':'!r}; use {known}. {_IN_QUOTES}")
     if name != "path":
         return Term(name, (value,))
     paths = tuple(path for path in ROLLBACK_PATHS if path in (value, f"{value}_depth"))
     if not paths:
-        raise FilterError(f"There is no path {value!r}; known are {', '.join(ROLLBACK_PATHS)}.")
+        raise FilterError(f"There is no path {value!r}; use {', '.join(ROLLBACK_PATHS)}.")
     return Term(name, paths)
 
 
@@ -150,7 +147,7 @@ def _number(name: str, value: str) -> float:
     except ValueError:
         number = float("nan")
     if number != number:
-        raise FilterError(f"{name} is compared with a number, not with {value!r}.")
+        raise FilterError(f"{name} needs a number, not {value!r}.")
     return number
 
 

@@ -124,7 +124,7 @@ class TokensView(Fitting, QStackedWidget):
         title, text = _NOTHING
         text = why_not or text
         if n_runs:
-            title = "No run on show"
+            title = "No run shown"
             text += f" {'One run is' if n_runs == 1 else f'{n_runs:,} runs are'} kept in Runs."
         self.empty.change(title, text)
 
@@ -229,8 +229,7 @@ class TokensView(Fitting, QStackedWidget):
         """Select the next (+1) or previous (-1) rejected token; after a sequence's last one, the
         next sequence's first."""
         seq_ids = sorted(self.areas)[::step]
-        place = self._place()
-        if place is not None:
+        if (place := self._place()) is not None:
             seq_ids = seq_ids[seq_ids.index(place[0]) :]
         self._stepping = True
         found = next((one for one in seq_ids if self.areas[one].step_rejection(step)), None)
@@ -298,11 +297,11 @@ class TokensView(Fitting, QStackedWidget):
         if facts.listens_at and not has_ended and facts.requests:
             self._waiting.say(
                 "Nothing is streamed yet",
-                "Replies in one piece are counted once watching stops (Shift+F5).",
+                "Replies that are not streamed are counted when watching stops (Shift+F5).",
             )
         elif facts.listens_at and not has_ended:
             self._waiting.say(
-                "Waiting for a client", f"Give it {facts.listens_at} as the server's address."
+                "Waiting for a client", f"Set the client's server address to {facts.listens_at}."
             )
         elif has_ended and (facts.error or is_ours(facts) or has_no_client(facts)):
             self._waiting.say("No tokens", why_it_ended(run))
@@ -319,7 +318,7 @@ class TokensView(Fitting, QStackedWidget):
         """The replies as received, each under its number if there are several."""
         head = "Reply {}\n" if len(texts) > 1 else ""
         every = (head.format(seq_id) + text for seq_id, text in texts.items())
-        self._about_texts.setText(f"{why} What it replied, as it came:")
+        self._about_texts.setText(f"{why} Its reply, as received:")
         self._texts.setPlainText("\n\n".join(every))
         self._without = _TEXTS
         self._say_what_it_waits_for()

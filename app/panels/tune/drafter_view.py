@@ -34,11 +34,11 @@ from engine.trace.run_ref import RunRef
 from engine.trace.timings import StepSums
 
 _TREE_HEADS = {
-    "tree": "Leaves of the tree: the drafted chain and single candidates next to it",
+    "tree": "Leaves of the tree: the drafted chain and single alternatives to its tokens",
     "tok/round": "Tokens per round, 1 + accepted",
-    "pass": "Time of its verify pass over that of the chain, by what passes of this run took; "
-    "–: none was as wide",
-    "speed": "Tokens per second against the chain, where a pass as wide was timed",
+    "pass": "Time of its verify pass relative to the chain's, from passes of this run; –: none "
+    "was that wide",
+    "speed": "Tokens per second relative to the chain, if a pass of that width was timed",
 }
 _CHART_STRETCH = 1000
 _TWO_FROM, _THREE_FROM = 72, 110
@@ -55,9 +55,9 @@ class DrafterQuality(QWidget):
         self.survival = SurvivalChart(theme)
         self.ranks = RankBars(theme)
         self.trees = _TreeTable()
-        self.reliability_part = _Topic("Can its confidence be trusted?", self.reliability)
-        self.survival_part = _Topic("How far do its drafts come?", self.survival)
-        self.rank_part = _Topic("Where was the right token at a rejection?", self.ranks, self.trees)
+        self.reliability_part = _Topic("Is its confidence calibrated?", self.reliability)
+        self.survival_part = _Topic("How long are its accepted drafts?", self.survival)
+        self.rank_part = _Topic("At rejections, where was the right token?", self.ranks, self.trees)
         self._grid = QGridLayout()
         self._grid.setContentsMargins(8, 4, 8, 4)
         self._grid.setSpacing(10)
@@ -143,7 +143,7 @@ class _TreeTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setAccessibleName("Estimated gain of trees")
-        self._title = made(QLabel, "Trees in its place, estimated", muted=True)
+        self._title = made(QLabel, "Trees instead of the chain, estimated", muted=True)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 4, 0, 0)
         grid.setHorizontalSpacing(14)
@@ -229,7 +229,7 @@ class SurvivalChart(RateChart):
         at = min(int(x * len(rates)), len(rates) - 1)
         judged, accepted = int(self._shown.judged[at]), int(self._shown.accepted[at])
         return (
-            f"index {at}: {accepted:,} of the {judged:,} drafts judged here accepted, "
+            f"index {at}: {accepted:,} of the {judged:,} drafts verified here accepted, "
             f"{accepted / judged:.3f}; accepted from the first token to here: {rates[at][1]:.3f}"
         )
 
@@ -399,8 +399,8 @@ class DrafterView(WholeRunView):
     name = "Drafter"
     empty_title = "No draft yet"
     about = (
-        "Shows whether a drafter's confidence can be trusted, how far its drafts come and what it "
-        "ranked next when it was wrong. Press Run (F5) with a drafter chosen."
+        "Shows a drafter's calibration, how many of its tokens are accepted, and its other "
+        "candidates when it was wrong. Press Run (F5) with a drafter."
     )
     untold = "the tokens of its drafts"
 

@@ -61,6 +61,7 @@ class ResultsView(QStackedWidget):
         self.table = plain_table(self.model, "Results")
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
         self.table.setSortingEnabled(True)
+        self.table.setTextElideMode(Qt.TextElideMode.ElideMiddle)  # paths begin and end alike
         self.table.activated.connect(lambda index: self._ask_trace(index))
         self.table.selectionModel().selectionChanged.connect(lambda *_: self._mark_selected())
         self.headline, self.note = ElidedLabel(), made(ElidedLabel, muted=True)
@@ -76,7 +77,7 @@ class ResultsView(QStackedWidget):
         self.pareto = ParetoPlot(theme)
         self.pareto.row_chosen.connect(lambda row: self._select(np.array([row])))
         self.map_x, self.map_y, self.map_figure = (
-            _choice(name) for name in ("Setting across", "Setting up", "Figure in the cells")
+            _choice(name) for name in ("Setting across", "Setting up", "Figure shown in the cells")
         )
         self.pareto_x, self.pareto_y = _choice("Figure across"), _choice("Figure up")
         for box in (self.map_x, self.map_y):

@@ -39,8 +39,8 @@ _WRAPPED_FROM = 26
 _SPACING = 3
 """Pixels between the map and the texts below it."""
 _STAR = "★ frame: highest estimate · "
-_HINT = "dashed: setting of this run · point at a cell for its figures"
-_CLICK = " · click: put it into Run settings"
+_HINT = "dashed: setting of this run · hover over a cell for its figures"
+_CLICK = " · click: use it in Run settings"
 
 
 class TuneView(WholeRunView):
@@ -68,7 +68,7 @@ class TuneView(WholeRunView):
         self._is_stale = False
         self._drafter_runs: list[RunRef] = []
         self.headline = words(bold=True, shrinks=True)
-        self.rule = shown_choice("Rule by which the length of each draft is chosen")
+        self.rule = shown_choice("Rule that chooses the length of each draft")
         for name, spec in RULES.items():
             self.rule.addItem(name)
             tip = f"{spec.about} ({spec.source})"

@@ -31,8 +31,8 @@ _HEADS = {
     "draft_ms": ("draft ms", "Drafting, milliseconds per round"),
     "verify_ms": ("verify ms", "Forward pass of the target, milliseconds per round"),
     "rest_ms": ("rest ms", "Sampling, checkpoint, rollback and replay, milliseconds per round"),
-    "step_ms": ("round ms", "All of a round, milliseconds"),
-    "tokens_per_second": ("tok/s", "Of the whole run, rounds without a draft included"),
+    "step_ms": ("round ms", "Whole round, milliseconds"),
+    "tokens_per_second": ("tok/s", "For the whole run, including rounds without a draft"),
 }
 _PARTS = ("draft_ms", "verify_ms", "rest_ms")
 """Parts of a round's time: left out if there is no room for all columns."""
@@ -56,7 +56,7 @@ class WhatIfView(WholeRunView):
     empty_title = "No draft yet"
     about = (
         "Estimates which n_max would have been fastest, from a run with drafts. Press Run (F5) "
-        "with a drafter chosen."
+        "with a drafter."
     )
     untold = "the drafts of its rounds"
     period_ms = 250
@@ -191,7 +191,7 @@ class EstimateTable(ColumnTable):
 def _headline(result: WhatIf) -> str:
     best, recorded, steps = result.best, result.recorded, counted(result.n_steps, "step")
     if best is None:
-        return f"Lengths only, without times of its own · estimate from {steps}"
+        return f"Lengths only, times were not measured · estimate from {steps}"
     words = f"n_max {best.n_max}: {_speed(best)}"
     if best.n_max == recorded.n_max:
         words = f"None estimated faster than the recorded {words} in usual rounds"
@@ -202,7 +202,7 @@ def _headline(result: WhatIf) -> str:
         verdict = "Best" if result.is_shown else "No difference shown:"
         words = f"{verdict} {words}, {low} to {high} % against n_max {recorded.n_max} as recorded"
     if best.n_max + 1 in result.unmeasured_widths:
-        words += f", no pass of {best.n_max + 1} tokens was timed often enough"
+        words += f", too few passes of {best.n_max + 1} tokens were timed"
     return f"{words} · estimate from {steps}"
 
 
@@ -211,7 +211,7 @@ def _note(result: WhatIf) -> str:
     if result.unmeasured_widths:
         widths = ", ".join(map(str, result.unmeasured_widths))
         words += (
-            f"; few rows or none verified {widths} tokens, which cost what the nearest widths do"
+            f"; few rounds verified {widths} tokens, so the costs of the nearest widths are used"
         )
     return f"{words}."
 

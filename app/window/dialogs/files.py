@@ -24,8 +24,8 @@ from engine.trace.run_ref import RunRef
 from engine.trace.store import TraceStore
 
 _EXCEL_TIP = (
-    "Text that a spreadsheet would take for a formula (it begins with = + - @ or a tab) gets an "
-    "apostrophe in front, and the files begin with a byte order mark. Draftscope reads both kinds."
+    "Text that a spreadsheet would treat as a formula (starting with = + - @ or a tab) gets an "
+    "apostrophe in front, and files start with a byte order mark. Draftscope reads both kinds."
 )
 
 
@@ -44,12 +44,12 @@ class ExportDialog(ModelessDialog):
         rows = ", ".join(f"{name} ({counted(len(rows), 'row')})" for name, rows in tables)
         if runs:
             lanes = f" and the {len(runs) - 1} lanes next to it" if len(runs) > 1 else ""
-            rows = f"those rows alone that belong to {run_name(runs[0])}{lanes}"
+            rows = f"only the rows of {run_name(runs[0])}{lanes}"
         about = words(f"A new folder with one CSV file per table: {rows}.")
         self.folder = file_path("")
         self.folder.setText(str(settings.folder("export")))
         self.folder.setMinimumWidth(60 * self.fontMetrics().averageCharWidth())
-        add_row(form := new_form(), "&Into", self.folder, "Folder that the new one is made in")
+        add_row(form := new_form(), "&Into", self.folder, "Parent of the new folder")
         name = "Safe for &spreadsheets (Excel)"
         self.excel = made(QCheckBox, name, toolTip=_EXCEL_TIP, checked=settings.excel_safe)
         export = self.lay_out(about, form, self.excel, act="&Export")
@@ -197,7 +197,7 @@ def ask_before_quitting(parent: QWidget, recorded: Sequence[ModelRuns], problem:
     problem: why they cannot be saved.
     """
     box = made(QMessageBox, parent, icon=QMessageBox.Icon.Warning, windowTitle="Quit")
-    box.setText("There are runs that were not exported and cannot be kept.")
+    box.setText("Some runs were not exported and cannot be kept.")
     lines = [f"{runs.model}: {_counted(runs)}" for runs in recorded]
     lines += ["", f"{problem} Cancel to export them (Ctrl+E)."]
     box.setInformativeText("\n".join(lines))

@@ -31,7 +31,7 @@ from app.widgets.build import Fitting, made, vbox
 
 _CHARACTERS = 132
 _NAME_SHARE = 0.45
-"""Share of the width for names: what a command does follows."""
+"""Largest share of the width for names; what a command does follows."""
 _ROWS = 14
 _ROW_PADDING = 8
 _OPENS = {"Panels": ("open",), "Layout": ("open",)}
@@ -92,7 +92,7 @@ class CommandPalette(Fitting, QFrame):
         self._back: QWidget = window
         self.setAutoFillBackground(True)
         self.setAccessibleName("Command palette")
-        self.field = made(QLineEdit, placeholderText="Type a few letters of what to do")
+        self.field = made(QLineEdit, placeholderText="Type a part of a command")
         self.field.setAccessibleName("Filter of the commands")
         self.field.setClearButtonEnabled(True)
         self.field.textChanged.connect(self._filter)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QAction, QPalette
@@ -21,18 +24,24 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.engine_thread.bridge import Bridge
+from app.engine_thread.jobs.judging import RunSweep
 from app.panels.inspector.step_facts import read_step
 from app.panels.inspector.step_table import alternatives
+from app.panels.run_panel import RunPanel
 from app.saved.settings import Settings
 from app.trace_models.run_facts import other_options
 from app.trace_models.shown_text import probability_text
 from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
-from app.widgets.fields import add_row, file_path, new_form, text, typed_choice, whole
+from app.widgets.fields import add_row, choice, file_path, new_form, text, typed_choice, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
-from engine.errors import OptionError
+from engine.errors import DraftscopeError, OptionError
+from engine.experiments.sweep import plan as plans
 from engine.fork import Fork
+from engine.gguf.binary import shorten
 from engine.options import RunOptions
+from engine.plain_text import counted
 from engine.trace.records import EMITTED_KINDS
 
 LOOPBACK = "127.0.0.1"
@@ -41,24 +50,24 @@ _ABOUT = (
     "and rolls back, as far as the server reports it."
 )
 _KEY_TIP = (
-    "API key that the server was started with; empty for none, or for the one that was kept. It is "
-    "kept in the system's keyring where there is one, else for this session only"
+    "API key of the server; empty for none, or for a saved one. It is saved in the system's "
+    "keyring if there is one, else kept for this session only"
 )
 _MODEL_TIP = (
-    "Name of the model, where a router or another engine's server has several; Connect lists them "
-    "if it has to be named"
+    "Name of the model, if a router or another engine's server has several; Connect lists them "
+    "if one has to be chosen"
 )
 _LOG_TIP = (
-    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1): it tells rejected "
-    "tokens, drafters and checkpoints, which no reply tells"
+    "File that the server writes with --log-file (-lv 5 and LLAMA_TRACE=1). It has rejected "
+    "tokens, drafters and checkpoints, which replies do not have"
 )
 _WATCH_TIP = (
-    "Other programs talk to the server through this port of this machine; what they ask is passed "
-    "on unchanged and recorded"
+    "Other programs use the server through this port of this machine; their requests are "
+    "forwarded unchanged and recorded"
 )
 _LIMIT_TIP = (
-    "Time within which a reply has to begin, its first event has to come, and each next one; on a "
-    "CPU a long prompt takes minutes"
+    "Time limit for the start of a reply, for its first event and between events; on a CPU a "
+    "long prompt takes minutes"
 )
 _USUAL = "http://127.0.0.1:8080"
 """llama-server's default address."""
@@ -86,7 +95,7 @@ class ConnectDialog(ModelessDialog):
         if address:
             line.setText(address)
         self.key = text("", echoMode=QLineEdit.EchoMode.Password)
-        self.model = text("the only one, or the one that is loaded", text=model)
+        self.model = text("the only model, or the only loaded one", text=model)
         self.log = file_path("none", "All files (*)")
         self.log.setText(str(chosen_log or ""))
         self.limit = whole(1, 999_999, settings.server_timeout)
@@ -110,7 +119,7 @@ class ConnectDialog(ModelessDialog):
         self.port.setToolTip(_WATCH_TIP)
         self.watch.setToolTip(_WATCH_TIP)
         form = new_form()
-        add_row(form, "&Address", self.address, "Where the server listens")
+        add_row(form, "&Address", self.address, "Address of the server")
         add_row(form, "API &key", self.key, _KEY_TIP)
         add_row(form, "&Model", self.model, _MODEL_TIP)
         add_row(form, "&Log file", self.log, _LOG_TIP)
@@ -141,10 +150,10 @@ class ConnectDialog(ModelessDialog):
         super().accept()
 
 
-_GROUPS = "Runs and comparisons", "Operations on the memory alone"
+_GROUPS = "Runs and comparisons", "Operations on the memory only"
 _HEADS = "What you see", "Scenario"
 _CHARACTERS, _LINES = 180, 40
-_NO_MODEL = "Open a model first: a scenario is played on the model in use, when nothing runs."
+_NO_MODEL = "Open a model first: a scenario runs on the model in use, when nothing else runs."
 
 
 def scenario_actions(
@@ -172,7 +181,7 @@ class ScenarioDialog(ModelessDialog):
     def __init__(self, actions: Sequence[QAction], parent: QWidget) -> None:
         super().__init__("Scenarios", parent)
         self._actions: dict[int, QAction] = {}
-        self.list = made(QTreeWidget, accessibleName="Scenarios by what is seen")
+        self.list = made(QTreeWidget, accessibleName="Scenarios by symptom")
         self.list.setHeaderLabels(_HEADS)
         self.list.setRootIsDecorated(False)
         self.list.setItemsExpandable(False)
@@ -202,8 +211,7 @@ class ScenarioDialog(ModelessDialog):
         metrics = self.fontMetrics()
         wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
         self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))
-        first = self.list.topLevelItem(0)
-        if first is not None:
+        if (first := self.list.topLevelItem(0)) is not None:
             self.list.setCurrentItem(first.child(0))
         self.list.setFocus()
 
@@ -224,12 +232,12 @@ class ScenarioDialog(ModelessDialog):
             chosen.trigger()
 
 
-_OPTIONS = ("those of Run Settings", "those that the run had")
+_OPTIONS = ("those of Run Settings", "those of the run")
 _FORKS = (
-    "States, drafters and random numbers become what they were: restored from the nearest "
-    "checkpoint (up to 8 of a run are kept while its model is open, 256 MiB for all runs; any "
-    "rollback policy), and the rounds after it replayed; else all rounds before are decoded again. "
-    "The status line says which."
+    "States, drafters and random numbers are restored from the nearest checkpoint (up to 8 of a "
+    "run are kept while its model is open, 256 MiB for all runs; with any rollback policy), and "
+    "the rounds after it are replayed; without one, all earlier rounds are decoded again. The "
+    "status line shows which."
 )
 _MOST = 2**31 - 1
 _NO_TOKEN = "none"
@@ -253,9 +261,9 @@ class ForkDialog(ModelessDialog):
         self.token = typed_choice([_NO_TOKEN, *_other_tokens(fork)])
         self.changes = words()
         form = new_form()
-        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed that it goes on with"
+        tip = "Drafters, n_max, p_min, policy, faults, sampler and seed to continue with"
         add_row(form, "&Options", self.options, tip)
-        tip = "Id of a token that takes the place of the newest one that stays; the likeliest ones"
+        tip = "Id of the token that replaces the last kept one; the most probable tokens"
         add_row(form, "Another &token", self.token, tip)
         self._go = self.lay_out(where, form, self.changes, about, act="&Continue")
         self.options.currentIndexChanged.connect(self.tell)
@@ -277,7 +285,7 @@ class ForkDialog(ModelessDialog):
         self._go.setEnabled(not problem)
 
     def _token(self) -> int | None:
-        """The entered token, -1 if empty, None if invalid."""
+        """The entered token, -1 for "none" or nothing, None if invalid."""
         word = next(iter(self.token.currentText().split()), _NO_TOKEN)
         known = word.isascii() and word.isdecimal() and int(word) <= _MOST
         return int(word) if known else -1 if word == _NO_TOKEN else None
@@ -300,3 +308,122 @@ def _other_tokens(fork: Fork) -> list[str]:
         for token_id, _, p, _ in alternatives(newest)
         if token_id != newest["token_id"]
     ]
+
+
+_SWEPT = 3
+_NOTHING = "nothing"
+_FIRST = "spec-draft-n-max", "1, 2, 3, 4"
+_SWEEP = (
+    "Each combination of the values below is a job: the prompts and all other options of Run "
+    "Settings, in its own process, which opens the model again. Results are shown in Tune."
+)
+_VALUES_TIP = "Comma-separated values; + joins names, as in draft-mtp+ngram-mod"
+_REPEAT_TIP = "Runs of each job; the median one counts, and the range of its speeds is shown"
+
+
+class SweepDialog(ModelessDialog):
+    """Asks what is swept. `chosen` gives the job, whose plan is written."""
+
+    chosen = Signal(object)  # RunSweep
+
+    def __init__(
+        self, bridge: Bridge, panel: RunPanel, settings: Settings, parent: QWidget
+    ) -> None:
+        super().__init__("Sweep", parent)
+        self._bridge, self._panel, self._settings = bridge, panel, settings
+        keys = {key: plans.JOB_KEYS[key][0] for key in (plans.COMPUTE, plans.THREADS)}
+        keys |= {key: one.option.about for key, one in plans.OPTIONS.items() if one.option.row}
+        self.rows = [(choice({_NOTHING: "", **keys}, _NOTHING), text("")) for _ in range(_SWEPT)]
+        form = new_form()
+        for number, (key, values) in enumerate(self.rows, start=1):
+            key.setAccessibleName(f"Option {number}")
+            values.setAccessibleName(f"Values of option {number}")
+            values.setToolTip(_VALUES_TIP)
+            key.currentTextChanged.connect(self.tell)
+            values.textChanged.connect(self.tell)
+            form.addRow(key, values)
+        self.repeat = whole(1, plans.MOST_REPEATS, 1)
+        self.traces = made(QCheckBox, "Keep the &trace of each job", checked=True)
+        self.folder = file_path("")
+        name = time.strftime("draftscope-sweep-%Y%m%d-%H%M%S")
+        self.folder.setText(str(settings.folder("export") / name))
+        add_row(form, "&Runs each", self.repeat, _REPEAT_TIP)
+        add_row(form, "&Into", self.folder, "New folder for the plan, the results and the traces")
+        self.about = words(shrinks=True)  # names of files may be long
+        self._go = self.lay_out(words(_SWEEP), form, self.traces, self.about, act="&Start")
+        self.rows[0][0].setCurrentText(_FIRST[0])
+        self.rows[0][1].setText(_FIRST[1])
+        panel.options_changed.connect(self.tell)
+        bridge.state_changed.connect(self.tell)
+        self.setMinimumWidth(110 * self.fontMetrics().averageCharWidth())
+
+    def tell(self, *_: object) -> None:
+        """Say how many jobs it makes, or what is wrong."""
+        for key, values in self.rows:
+            one = plans.OPTIONS.get(key.currentText())
+            values.setEnabled(key.currentText() != _NOTHING)
+            values.setPlaceholderText(", ".join(one.option.choices) if one else "")
+        try:
+            grids = self._parts()[1]
+            n = sum(math.prod(len(v) for v in g.values() if isinstance(v, list)) for g in grids)
+            said = f"{counted(n, 'job')} on {self._target()}."
+        except OptionError as error:
+            grids, said = [], str(error)
+        self.about.setText(said)
+        self._go.setEnabled(bool(grids) and self._bridge.can_start)
+
+    def accept(self) -> None:
+        folder = Path(self.folder.text()).absolute()
+        try:
+            settings, grids = self._parts()
+            title = f"{', '.join(self._axes())} of {self._target()}"
+            plan = plans.write_plan(folder, title, self._panel.texts(), settings, grids)
+        except DraftscopeError as error:
+            self.about.setText(str(error))
+            return
+        self._settings.set_folder("export", folder.parent)
+        self.chosen.emit(RunSweep(plan, traces=self.traces.isChecked()))
+        super().accept()
+
+    def _target(self) -> str:
+        files = self._bridge.files
+        return "" if files is None else shorten(files.target.stem)
+
+    def _axes(self) -> dict[str, list[Any]]:
+        """The values of each option that is swept."""
+        axes: dict[str, list[Any]] = {}
+        for key, values in ((box.currentText(), line.text()) for box, line in self.rows):
+            if key != _NOTHING:
+                axes[key] = [*axes.get(key, ()), *plans.typed_values(key, values)]
+        if not axes:
+            raise OptionError("No option is swept.", "Choose one and write its values.")
+        return axes
+
+    def _parts(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The settings of all jobs, and a grid for each choice of drafters: its file and the
+        options that have an effect with it. Raises OptionError."""
+        axes, files, opened = self._axes(), self._bridge.files, self._bridge.loaded_as
+        if files is None or opened is None or self._bridge.server is not None:
+            raise OptionError("No model is in use.", "Open one first.")
+        if not all(map(str.strip, self._panel.texts())):
+            raise OptionError("There is no prompt.", "Write one in Run Settings.")
+        if chat := self._panel.chat():
+            raise OptionError(
+                f"A sweep cannot set {', '.join(chat)} in the chat template.",
+                "Clear its variables in Run Settings.",
+            )
+        common = plans.settings_of(self._panel.options()) | {
+            plans.MODEL: str(files.target.absolute()),
+            plans.COMPUTE: opened.compute,
+            plans.DEVICE: opened.device,
+            plans.CHAT: chat is not None,
+            plans.REPEAT: self.repeat.value(),
+        }
+        grids = []
+        in_spec = {key for key, one in plans.OPTIONS.items() if one.path[0] == "spec"}
+        for types in axes.pop(plans.SPEC_TYPE, [common.pop(plans.SPEC_TYPE, "none")]):
+            grid = {k: values for k, values in axes.items() if types != "none" or k not in in_spec}
+            grids.append({**grid, plans.SPEC_TYPE: types})
+            for file in [file for file, name, _ in files.drafts if name in types.split(",")][:1]:
+                grids[-1][plans.DRAFT_MODEL] = str(file.absolute())
+        return common, grids

@@ -22,13 +22,13 @@ from engine.trace.facts import RunFacts
 MATCH, REJECTION, BLOCK, SYNTHETIC = "match", "rejection", "block", "synthetic"
 THRESHOLD, RELAXED = "threshold", "relaxed"
 ABOUT = {
-    MATCH: "the token that the target draws, or it is refused: p of it (llama-server, greedy)",
+    MATCH: "the token that the target samples, accepted with probability p (llama-server, greedy)",
     REJECTION: "min(1, p/q) (llama-server --spec-draft-sampling probabilistic, vLLM)",
-    BLOCK: "drafts as blocks, at least as many as `rejection` (vLLM, SGLang)",
-    SYNTHETIC: "synthetic[:R1,R2,…]: by chance, whatever the target says (vLLM, llama-server "
-    "--spec-synth-rates)",
+    BLOCK: "block verification, accepts at least as many as `rejection` (vLLM, SGLang)",
+    SYNTHETIC: "synthetic[:R1,R2,…]: at fixed rates, whatever the target's tokens (vLLM, "
+    "llama-server --spec-synth-rates)",
     THRESHOLD: "threshold:SINGLE,ACC: p of at least SINGLE, else p/ACC (SGLang)",
-    RELAXED: "relaxed:RATIO: greedy, p of at least RATIO times the best one's (vLLM)",
+    RELAXED: "relaxed:RATIO: greedy, p of at least RATIO times that of the best token (vLLM)",
 }
 _DEFAULTS: dict[str, tuple[float, ...]] = {THRESHOLD: (1.0, 1.0), RELAXED: (1.0,)}
 _TINY = 1e-30

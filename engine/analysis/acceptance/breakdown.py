@@ -206,7 +206,7 @@ class TokenShare:
 
     @classmethod
     def of(cls, judged: Judged, chosen: np.ndarray) -> TokenShare:
-        """Some of the tokens, bool [n]."""
+        """Figures of the chosen tokens, bool [n]."""
         chance = judged.expected[chosen]
         known = len(chance) and np.isfinite(chance).all()
         expected = float(chance.mean()) if known else None

@@ -93,9 +93,9 @@ def _zero(counts: DraftCounts, row: int | None = None) -> Iterator[Finding]:
         return
     where = "" if row is None else f"In row {row + 1} "
     yield Finding(
-        f"{where}{_first(counts)}{_passed(counts)}: no more than chance.",
-        f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would do as badly "
-        f"once in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
+        f"{where}{_first(counts)}{_passed(counts)}: not more than by chance.",
+        f"{_tokens(counts)}; a drafter that is right {_WEAK:.0%} of the time would be as bad once "
+        f"in {1 / max(binomial_at_most(k, n, _WEAK), 1e-12):,.0f} runs of this length",
         seq_id=row,
         rule=ZERO,
     )
@@ -247,7 +247,7 @@ def _zero_from_shape(
     at, pos = int(counts.at[row]), int(counts.pos[row])
     where = f"position {pos:,}" if kind == "position" else f"round {at:,}"
     if not counts.is_by_round:
-        where = f"{pos:,} tokens of prompt" if kind == "position" else f"{counts.unit} {at + 1:,}"
+        where = f"{pos:,} prompt tokens" if kind == "position" else f"{counts.unit} {at + 1:,}"
     elif kind == "round" and pos != MISSING and len(np.unique(counts.seq)) == 1:
         where += f" (position {pos:,})"
     of = "" if seq is None else f"In sequence {seq}, from"
@@ -337,7 +337,7 @@ def _with_depth(counts: DraftCounts) -> Iterator[Finding]:
     n_sequences = len(np.unique(counts.seq)) if counts.is_by_round else 1
     several = n_sequences > 1
     yield Finding(
-        f"The deeper in the context, the fewer drafted tokens{_by(counts)} are accepted: "
+        f"The longer the context, the fewer drafted tokens{_by(counts)} are accepted: "
         f"{_tokens(parts[0])} in the first quarter, {_tokens(parts[-1])} in the last.",
         "by quarters "
         + ", ".join(
@@ -427,7 +427,7 @@ def _cliff(counts: DraftCounts) -> Iterator[Finding]:
         )
         if usual < 0.15 or not (at_chance or falls):
             continue
-        evidence = "by index, of those that came so far: " + ", ".join(
+        evidence = "by index, of those whose predecessors were accepted: " + ", ".join(
             f"{a:,} of {b:,}" for a, b in list(zip(passed, reached, strict=True))[: i + 4]
         )
         if i == 1 and k <= 0.05 * n:

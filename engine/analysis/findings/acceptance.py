@@ -46,7 +46,7 @@ def _zero(run: ExaminedRun) -> Iterator[Finding]:
     if ids.size >= _LEAST_TOKENS:
         found, n = np.unique(ids, return_counts=True)
         if n.max() >= 0.9 * ids.size:
-            same = f"; {n.max():,} of them begin with the same token, {found[n.argmax()]}"
+            same = f"; {n.max():,} of them start with the same token, {found[n.argmax()]}"
     for hit in _shape(shapes.ZERO)(run):
         yield Finding(hit.message, hit.evidence + same, hit.round, hit.seq_id)
 
@@ -71,7 +71,7 @@ def _never_drafts(run: ExaminedRun) -> Iterator[Finding]:
         return  # unknown for others
     name = f" ({', '.join(run.drafters)})" if run.drafters else ""
     yield Finding(
-        f"The server has a drafter{name} and drafted nothing in {tokens:,.0f} tokens.",
+        f"The server has a drafter{name}, but drafted nothing in {tokens:,.0f} tokens.",
         f"{len(facts.requests or ()):,} requests",
     )
 
@@ -148,9 +148,9 @@ def _slower_rows(run: ExaminedRun) -> Iterator[Finding]:
     for i, (speed, rate) in enumerate(zip(speeds, rates, strict=True)):
         if speed and rate is not None and rate >= _HIGH and speed < _SLOWER_BY_SUMS * without:
             yield Finding(
-                f"In row {i + 1} {rate:.0%} of the drafted tokens are accepted, and it still gives "
-                f"only {speed / without:.2f} times the tokens per second of row {plain[0] + 1}, "
-                "the one without an acceptance.",
+                f"In row {i + 1} {rate:.0%} of the drafted tokens are accepted, but its tokens "
+                f"per second are only {speed / without:.2f} times those of row {plain[0] + 1}, "
+                "which has no acceptance rate.",
                 f"{speed:g} tokens per second, there {without:g}",
                 seq_id=i,
             )
@@ -188,10 +188,10 @@ def _slower_hit(
     needed = step_ms / plain_ms - 1
     break_even = needed * n / drafted
     yield Finding(
-        f"{accepted / drafted:.0%} of the drafted tokens are accepted, and rounds with drafts "
-        f"still give only {ratio:.2f} times the tokens per second of decoding without.",
+        f"{accepted / drafted:.0%} of the drafted tokens are accepted, but rounds with drafts "
+        f"give only {ratio:.2f} times the tokens per second of decoding without drafts.",
         f"{step_ms:.2f} ms for {per_step:.2f} tokens with a draft of {drafted / n:.1f}, "
-        f"{plain_ms:.2f} ms for one in {where}; break-even is at {needed:.2f} accepted tokens a "
+        f"{plain_ms:.2f} ms for one in {where}; break-even is at {needed:.2f} accepted tokens per "
         "draft, "
         + (f"an acceptance of {break_even:.2f}" if break_even <= 1 else "more than are drafted"),
     )
@@ -235,12 +235,12 @@ def _repeats(run: ExaminedRun) -> Iterator[Finding]:
             what = f"the same {counted(period, 'token')}"
         goes_on = stop == len(ids)
         yield Finding(
-            f"From round {start} {'on' if goes_on else f'to {last}'} the text is {what} over and "
-            f"over ({stop - first} tokens): acceptance there says nothing of the "
-            f"drafter. Up to there: {_figures(run, seq, 0, start)}.",
+            f"From round {start} {'on' if goes_on else f'to {last}'} the text repeats {what} "
+            f"({stop - first} tokens): acceptance there says nothing about the drafter. Before "
+            f"that: {_figures(run, seq, 0, start)}.",
             f"{'in the loop' if goes_on else f'rounds {start} to {last}'}: "
-            f"{_figures(run, seq, start, last + 1)}; {len(ids) - (stop - first)} of "
-            f"{len(ids)} tokens outside of it",
+            f"{_figures(run, seq, start, last + 1)}; {len(ids) - (stop - first)} of {len(ids)} "
+            "tokens are outside of it",
             start,
             seq,
         )
@@ -299,7 +299,7 @@ def _figures(run: ExaminedRun, seq: int, first: int, stop: int) -> str:
         return "no drafts"
     return (
         f"acceptance {accepted / drafted:.3f} ({accepted} of {drafted}), "
-        f"{emitted / int(here.sum()):.2f} tokens a round"
+        f"{emitted / int(here.sum()):.2f} tokens per round"
     )
 
 

@@ -30,8 +30,8 @@ def audit_text(facts: RunFacts) -> Iterator[str]:
         return
     took = "" if audit.seconds is None else f" ({audit.seconds:.1f} s)"
     yield (
-        f"audit: {audit.verdict}, {audit.n_tokens} of {audit.n_text} tokens against plain "
-        f"decoding, {audit.n_drawn} drawn again, states of {audit.n_rounds_sampled} rounds{took}"
+        f"audit: {audit.verdict}, {audit.n_tokens} of {audit.n_text} tokens compared with plain "
+        f"decoding, {audit.n_drawn} sampled again, states of {audit.n_rounds_sampled} rounds{took}"
     )
     for reason in audit.not_judged:
         yield f"  not judged: {reason}"
@@ -64,7 +64,7 @@ def _judged(audit: AuditFacts) -> str:
     """What agreed: the whole text or a part, and the rounds whose states were compared."""
     n, n_text, n_rounds = audit.n_tokens or 0, audit.n_text or 0, audit.n_rounds_sampled or 0
     if not n:
-        return "every token is drawn by the rule; there was no time to decode the text again"
+        return "every token follows the sampling rule; there was no time to decode the text again"
     sampled = n < n_text
     text = f"{n:,} tokens" if sampled else "text"
     rounds = f" and {n_rounds:,} round{'s' if n_rounds > 1 else ''}" if n_rounds else ""
@@ -87,18 +87,18 @@ def _before(run: ExaminedRun, seq: int, number: int) -> str:
         return f"no rollback before it, policy {policy}"
     (path,) = rounds.texts("rollback_path", rows[-1:])
     depth, since = int(rounds["memory_rollback"][rows[-1]]), int(rounds["round"][rows[-1]])
-    return f"the last rollback before it undid {depth} by {path} in round {since}, policy {policy}"
+    return f"the last rollback before it was of {depth} by {path} in round {since}, policy {policy}"
 
 
 def _cells_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, cells in _first(run, "cells"):
         if cells["n_cells"]:
-            said = f"Attention cells differ from those of plain decoding in {cells['n_cells']}"
+            said = f"KV cells differ from those of plain decoding in {cells['n_cells']}"
         else:
             what = {"k": "keys", "v": "values"}[cells["kind"]]
             said = (
-                f"Attention cells hold other {what} than plain decoding at {cells['n']} positions, "
-                f"the first {cells['pos']}, in attention layer {cells['cache_layer']}"
+                f"KV cells hold other {what} than plain decoding at {cells['n']} positions, the "
+                f"first {cells['pos']}, in attention layer {cells['cache_layer']}"
             )
         yield Finding(
             f"{said}, after round {one['round']}.",
@@ -112,9 +112,9 @@ def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, logits in _first(run, "logits"):
         state = one.get("state")
         yield Finding(
-            f"The logits for position {logits['pos']} in round {one['round']} are not those of "
-            "plain decoding, though the state and the cells before them are right.",
-            f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows beyond rounding; "
+            f"The logits for position {logits['pos']} in round {one['round']} differ from plain "
+            "decoding, although the state and the cells before them are right.",
+            f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows with more than rounding errors; "
             + (f"a state is wrong from round {state['round']} on; " if state else "")
             + _before(run, one["seq_id"], one["round"]),
             one["round"],
@@ -125,8 +125,8 @@ def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
 def _text_wrong(run: ExaminedRun) -> Iterator[Finding]:
     for one, token in _first(run, "token"):
         yield Finding(
-            f"The token at position {token['pos']} is not the one that plain decoding chooses, "
-            f"which is {token['expected_id']}; the logits are right.",
+            f"The token at position {token['pos']} is not that of plain decoding, "
+            f"{token['expected_id']}, although the logits are right.",
             _before(run, one["seq_id"], one["round"]),
             one["round"],
             one["seq_id"],
@@ -151,22 +151,22 @@ def _sampler(run: ExaminedRun, what: str, says: _Says) -> Iterator[Finding]:
 
 def _state(run: ExaminedRun, what: str, said: str) -> Iterator[Finding]:
     """Notes of one kind about the sampler's state."""
-    how = "after the round, compared with a sampler that drew the text alone"
+    how = "after the round, compared with a sampler that sampled only the text"
     if what == "random numbers":
-        how = "after the round, by the seed and one number for each draw"
+        how = "after the round, from the seed and one number per token"
     return _sampler(run, what, lambda _: (said, how))
 
 
 def _says_token(note: dict[str, Any]) -> tuple[str, str]:
     about = note.get("about") or ""
-    said = f"The token at position {note.get('pos')} is not what the rule gives on these logits"
+    said = f"The token at position {note.get('pos')} is not that of the rule for these logits"
     evidence = f"chosen {note.get('token_id')}, by the rule {note.get('expected_id')}"
     return f"{said}{': it is ' + about if about else ''}.", evidence
 
 
 def _says_p(note: dict[str, Any]) -> tuple[str, str]:
     said = f"The rule judged token {note.get('token_id')} at position {note.get('pos')} by another "
-    said += "probability than the text gives it: penalties, grammar or row were others."
+    said += "probability than the text gives: penalties, grammar or the row were wrong."
     return said, f"{note.get('p')} instead of {note.get('plain')}"
 
 
@@ -178,7 +178,7 @@ def _says_length(note: dict[str, Any]) -> tuple[str, str]:
 def _incomplete(run: ExaminedRun) -> Iterator[Finding]:
     if run.audit.not_judged and run.audit.verdict != NOT_AUDITED:
         evidence = "; ".join(run.audit.not_judged)
-        yield Finding("The audit did not judge everything.", evidence)
+        yield Finding("The audit did not check everything.", evidence)
 
 
 CHECKS: dict[str, Check] = {
@@ -188,18 +188,18 @@ CHECKS: dict[str, Check] = {
     "wrong-rule-probability": partial(_sampler, what="probability", says=_says_p),
     "wrong-synthetic-length": partial(_sampler, what="length", says=_says_length),
     "sampler-of-other-tokens": partial(
-        _state, what="tokens", said="The sampler goes on from other tokens than the text has."
+        _state, what="tokens", said="The sampler's state includes other tokens than the text."
     ),
     "penalties-of-other-tokens": partial(
-        _state, what="penalties", said="The penalties look at other tokens than prompt and text."
+        _state, what="penalties", said="The penalties use other tokens than prompt and text."
     ),
     "grammar-of-other-tokens": partial(
-        _state, what="grammar", said="The grammar is at another place than the text."
+        _state, what="grammar", said="The grammar's state is not that of the text."
     ),
     "random-numbers-off": partial(
         _state,
         what="random numbers",
-        said="The sampler has used more or fewer random numbers than the text needs.",
+        said="The sampler used more or fewer random numbers than the text needs.",
     ),
     "text-not-plain": _text_wrong,
     "audit-incomplete": _incomplete,

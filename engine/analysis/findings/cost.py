@@ -35,7 +35,7 @@ def _concurrency_lost(run: ExaminedRun) -> Iterator[Finding]:
     rows = np.flatnonzero(verify & np.isin(ubatches["round"], serial))
     reasons = Counter(ubatches.texts("reason", rows)).most_common()
     yield Finding(
-        f"In {len(serial)} of {len(shared)} rounds of several sequences each ubatch held one.",
+        f"In {len(serial)} of {len(shared)} rounds of several sequences, each ubatch had one.",
         "reasons of the splits: " + ", ".join(f"{name} {n}" for name, n in reasons),
         round=int(serial[0]),
     )
@@ -75,7 +75,7 @@ def _mapped_changed(run: ExaminedRun) -> Iterator[Finding]:
     found = [one for one in _changes(run) if _is_harmful(one)]
     if found:
         yield Finding(
-            f"The file {_names(found)} changed{_when(found[0])}: from here figures mean nothing.",
+            f"The file {_names(found)} changed{_when(found[0])}: later figures are meaningless.",
             "weights are mapped from the file",
             round=found[0].round,
         )
@@ -86,7 +86,7 @@ def _file_differs(run: ExaminedRun) -> Iterator[Finding]:
     if found:
         yield Finding(
             f"The file {_names(found)} on the disk is no longer the one that this run used.",
-            f"{found[0].change}{_when(found[0])}; the run's weights are those opened",
+            f"{found[0].change}{_when(found[0])}; the run used the weights of the earlier file",
             round=found[0].round,
         )
 

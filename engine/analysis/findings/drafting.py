@@ -39,7 +39,7 @@ def _n_min_never_met(run: ExaminedRun) -> Iterator[Finding]:
         return
     for seq, rows in _never_drafted(run):
         yield FoundRows(run.rounds, seq, rows).hit(
-            f"No draft reached n_min = {n_min}: nothing was ever verified.",
+            f"No draft reached n_min = {n_min}, so no draft was verified.",
             f"n_max {run.option('spec', 'n_max')}, p_min "
             f"{run.option('spec', 'p_min')}, drafters {_names(run)}",
         )
@@ -65,7 +65,7 @@ def _drafter_mute(run: ExaminedRun) -> Iterator[Finding]:
             continue
         longest = long[np.argmax((stops - starts)[long])]
         yield Finding(
-            f"No drafter proposed anything for {stops[longest] - starts[longest]} rounds in a row.",
+            f"No drafter drafted anything for {stops[longest] - starts[longest]} rounds in a row.",
             f"{int(silent.sum())} of {len(rows)} rounds without a draft; drafters {_names(run)}"
             f"{_bounds(run)}{_why_not(run, seq)}",
             int(rounds["round"][rows[starts[long[0]]]]),
@@ -115,7 +115,7 @@ def _n_max_is_short(run: ExaminedRun) -> str:
     full = int((steps & (drafted == _DEFAULT.n_max) & (accepted == drafted)).sum())
     if run.option("spec", "n_max") != _DEFAULT.n_max or n < _MIN_STEPS or full < _FULL * n:
         return ""
-    return f"n_max is {_DEFAULT.n_max}, the default, and {full} of {n} drafts were accepted whole."
+    return f"n_max is {_DEFAULT.n_max}, the default, and {full} of {n} drafts were fully accepted."
 
 
 def _p_min_is_low(run: ExaminedRun) -> str:
@@ -165,7 +165,7 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[Finding]:
         of_seq = (rounds["seq_id"] == one.seq) & run.is_later & observed(accepted)
         yield one.hit(
             f"{one['num_accepted_draft_tokens']} tokens count as accepted in a round that drafted "
-            f"{one['num_draft_tokens']}, emitted {one['num_emitted']} and undid "
+            f"{one['num_draft_tokens']}, emitted {one['num_emitted']} and rolled back "
             f"{one['rollback_depth']}.",
             f"predicted - 1 = {emitted[of_seq].sum()}, "
             f"accepted + rounds = {accepted[of_seq].sum()} + {int(of_seq.sum())}",
@@ -174,25 +174,25 @@ def _acceptance_counting(run: ExaminedRun) -> Iterator[Finding]:
 
 def _wrong_hidden_row(run: ExaminedRun) -> Iterator[Finding]:
     others = ~run.asked.is_text("drafter", EAGLE3, *_BLOCKS)
-    said = "The MTP head paired {} of its tokens with hidden rows of other places."
+    said = "The MTP head paired {} of its tokens with hidden states of other positions."
     yield from _wrong_pairs(run, "num_wrong_rows", others, said)
 
 
 def _wrong_context_row(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", *_BLOCKS)
-    said = "The block drafter's context took {} rows that the target computed at other places."
+    said = "The block drafter's context has {} rows that the target computed at other positions."
     yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
 
 
 def _eagle3_boundary(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", EAGLE3)
-    said = "The EAGLE-3 drafter paired {} of its tokens with feature rows of other places."
+    said = "The EAGLE-3 drafter paired {} of its tokens with feature rows of other positions."
     yield from _wrong_pairs(run, "num_wrong_rows", mine, said)
 
 
 def _eagle3_stale_row(run: ExaminedRun) -> Iterator[Finding]:
     mine = run.asked.is_text("drafter", EAGLE3) & ~_out_of_step(run) & ~_from_before(run)
-    said = "The EAGLE-3 drafter's memory took {} tokens that are not the text's."
+    said = "The EAGLE-3 drafter's memory has {} tokens that are not in the text."
     yield from _wrong_pairs(run, "num_wrong_tokens", mine, said)
 
 
@@ -242,7 +242,7 @@ def _drafter_out_of_step(run: ExaminedRun, reason: str, what: str) -> Iterator[F
 
 
 def _drafter_of_other_text(run: ExaminedRun) -> Iterator[Finding]:
-    said = "A drafter's state is {} tokens off the text: it is that of the text before in its slot."
+    said = "A drafter's state is {} tokens off the text: it is of the slot's previous text."
     yield from _counted(run, _from_before(run), "other-text", said)
 
 
@@ -263,12 +263,12 @@ def _counted(run: ExaminedRun, mine: np.ndarray, what: str, said: str) -> Iterat
 
 _SAID = {
     "ahead": "{} was ahead of the text.",
-    "behind": "{} lagged the text.",
-    "rejected-kept": "{} kept what it had drafted in its memory.",
-    "shifted": "{} paired tokens with the target's rows of other places.",
-    "wrong-layers": "{} read other layers of the target than its own.",
+    "behind": "{} was late by some tokens of the text.",
+    "rejected-kept": "{} kept drafted tokens in its memory.",
+    "shifted": "{} paired tokens with the target's rows of other positions.",
+    "wrong-layers": "{} read the wrong layers of the target.",
     "other-text": "{} drafted from the text of another sequence.",
-    "differs": "{} drafted other tokens than the text gives.",
+    "differs": "{} drafted other tokens than can be reproduced from the text.",
 }
 """Texts by result of the audit of drafts (engine.audit.drafts)."""
 

@@ -45,7 +45,7 @@ def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
             continue
         first = wrong[0]
         yield Finding(
-            "After a rejection the logits are not those of the position, though the memory is "
+            "After a rejection, the logits are not those of the position, although the memory is "
             "right.",
             f"{rounds_text(rows['round'][wrong])}; NMSE {rows['nmse'][first]:.1e} at position "
             f"{rows['pos'][first]}, rank {rows['rank'][first]} for the target's choice",
@@ -78,7 +78,7 @@ def _wrong_in_lane(run: ExaminedRun, *, of_another: bool) -> Iterator[Finding]:
         if any(r.kind.startswith(("from ", "first ", "no ")) for r in origins):
             continue  # the pass started from a wrong state, or computed a wrong one
         of = next((r.of for r in noted if r.of is not None), None)
-        said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, though "
+        said = f"The logits for position {rows['pos'][first]} in round {number} are wrong, but "
         said += "the pass started from right states and cells."
         if of is not None:
             said = f"Row {noted[0].row} of round {number} has the logits of row {of}."
@@ -188,10 +188,10 @@ def _near_ties(run: ExaminedRun) -> Iterator[Finding]:
     tie = (rows["top1_equal"] == 0) & (rows["top2_gap"] <= 2 * noise)
     for one in by_sequence(rows, tie):
         yield one.hit(
-            f"The most probable token differs at {len(one.at)} of {rows.n} positions, near ties.",
-            f"at position {one['pos']} a gap of "
-            f"{one['top2_gap']:.1e} between the two best logits, noise moves a logit by "
-            f"up to {noise:.1e}",
+            f"The most probable token differs at {len(one.at)} of {rows.n} positions, all near "
+            "ties.",
+            f"at position {one['pos']} a gap of {one['top2_gap']:.1e} between the two highest "
+            f"logits, noise changes a logit by up to {noise:.1e}",
         )
 
 
@@ -202,7 +202,7 @@ def _batches_differ(run: ExaminedRun) -> Iterator[Finding]:
         mine = [one for one in failed if one.seq_id == seq]
         first = first_row(mine)
         yield Finding(
-            "Decoded afresh in batches, the text has other logits than token by token.",
+            "From an empty memory, batches give other logits than token by token.",
             "; ".join(
                 f"{one.batches}: {one.beyond} of {one.rows} positions, NMSE up to "
                 + ("not finite" if one.worst is None else f"{one.worst:.1e}")
@@ -223,14 +223,14 @@ def _noise_beyond_rounding(run: ExaminedRun) -> Iterator[Finding]:
     if beyond.size:
         first = beyond[0]
         yield Finding(
-            "The noise lane, which rolls nothing back, has other logits than rounding explains.",
+            "The noise lane, which does not roll back, has larger errors than rounding explains.",
             f"{rounds_text(rows['round'][beyond])}; {len(beyond)} of {rows.n} positions, the first "
             f"{rows['pos'][first]} with NMSE {rows['nmse'][first]:.1e}; rounding reaches "
             f"{check.ceiling:.0e}; "
             + (
-                "texts decoded afresh in batches are right"
+                "texts decoded in batches from an empty memory are right"
                 if check.batches
-                else "no text was decoded afresh"
+                else "no text was decoded from an empty memory"
             ),
             int(rows["round"][first]),
             int(rows["seq_id"][first]),
@@ -249,13 +249,13 @@ def _not_restored(run: ExaminedRun) -> Iterator[Finding]:
     for one in by_sequence(rounds, off):
         if noted.get(one.seq, _NEVER) <= one["round"]:
             continue  # the audit explains it
-        says = [f"{one['sampler_wrong']} tokens that it goes on after are not those of the text"]
+        says = [f"{one['sampler_wrong']} of its last tokens are not those of the text"]
         if not astray[one.at[0]]:
             says = []
         if observed(draws)[one.at[0]] and one["sampler_draws"]:
             says.append(f"{one['sampler_draws']:+} random numbers against one per token")
         yield one.hit(
-            "The state of the sampler is not that of the text: it was not put back at a rollback.",
+            "The state of the sampler is not that of the text: it was not restored at a rollback.",
             f"after the first {'; '.join(says)}; depth {one['rollback_depth']}",
         )
 
@@ -291,7 +291,7 @@ def _in_lane(run: ExaminedRun) -> Iterator[Finding]:
                 continue
             first = wrong[0]
             yield Finding(
-                "With unified cells this sequence has other logits than with cells of its own.",
+                "With unified KV, this sequence has other logits than with its own KV cells.",
                 f"NMSE {rows['nmse'][first]:.1e} at position {rows['pos'][first]}, lane "
                 f"{twin.lane!r} is within the bound",
                 int(rows["round"][first]),
@@ -319,7 +319,7 @@ def _between_runs(run: ExaminedRun) -> Iterator[Finding]:
             if differ.size:
                 found.add(seq)
                 yield Finding(
-                    f"With unified cells this sequence continues otherwise than in run {other}.",
+                    f"With unified KV, this sequence continues differently from run {other}.",
                     f"same prompt as sequence {twin} of run {other}; token {differ[0]} after the "
                     f"prompt is {tokens[differ[0]]} instead of {expected[differ[0]]}",
                     int(rounds[differ[0]]),

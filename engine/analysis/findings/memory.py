@@ -34,7 +34,7 @@ def _position_gap(run: ExaminedRun) -> Iterator[Finding]:
         what = f"leaves out {gap} after" if gap > 0 else f"repeats {-gap} of"
         (purpose,) = passes.texts("purpose", np.array([row]))
         yield Finding(
-            f"A {purpose} pass {what} the positions that memory holds.",
+            f"A {purpose} pass {what} the positions in memory.",
             f"ubatch {passes['ubatch'][row]} of sequences {seq_ids}; "
             f"{rounds_text(passes['round'][gaps])}",
             int(passes["round"][row]),
@@ -90,8 +90,8 @@ def _recurrent_position(run: ExaminedRun) -> Iterator[Finding]:
     for one in by_sequence(rounds, _recurrent_alone(run)):
         n = int(state[one.at[0]])
         yield one.hit(
-            f"The recurrent memory counts {abs(n)} {'more' if n > 0 else 'fewer'} than the "
-            "accepted tokens, and attention cells do not.",
+            f"The recurrent memory's position is {abs(n)} {'above' if n > 0 else 'below'} that of "
+            "the accepted tokens, the KV cells' is right.",
             f"recurrent position {one['recurrent_pos_max']}, attention "
             f"{one['attention_pos_max']}, rollback path {one.text('rollback_path')}",
         )
@@ -101,8 +101,8 @@ def _cache_mismatch(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, rounds["cache_wrong"] > 0):
         yield one.hit(
-            f"{one['cache_wrong']} of the prompt tokens taken from the cache are others in memory.",
-            f"the prompt goes on at position {one['pos0']}",
+            f"{one['cache_wrong']} of the prompt tokens reused from the cache differ in memory.",
+            f"the prompt continues at position {one['pos0']}",
             counts=False,
         )
 
@@ -116,7 +116,7 @@ def _duplicate_kv_cells(run: ExaminedRun) -> Iterator[Finding]:
     for one in by_sequence(rounds, rounds["kv_cells_duplicate"] > 0):
         surplus = rounds["kv_cells_duplicate"][one.at]
         yield one.hit(
-            f"Attention holds up to {surplus.max()} cells beyond one per position.",
+            f"There are up to {surplus.max()} KV cells in addition to one per position.",
             f"{surplus[0]} at first, after the rollback path {one.text('rollback_path')}; "
             f"{rounds['kv_cells_used'][one.at[-1]]} cells used at the end",
         )
@@ -132,7 +132,7 @@ def _missing_kv_cells(run: ExaminedRun) -> Iterator[Finding]:
     known &= ~_recurrent_alone(run)
     for one in by_sequence(rounds, known & (lacking > 0)):
         yield one.hit(
-            f"Attention lacks {lacking[one.at[0]]} of {last[one.at[0]] + 1} positions.",
+            f"There are no KV cells for {lacking[one.at[0]]} of {last[one.at[0]] + 1} positions.",
             f"{one['kv_cells_used']} cells used up to position "
             f"{one['attention_pos_max']}, rollback path {one.text('rollback_path')}",
         )
@@ -148,7 +148,7 @@ def _attention_ahead(run: ExaminedRun) -> Iterator[Finding]:
     for one in by_sequence(rounds, alone):
         ahead = (attention - recurrent)[one.at].max()
         yield one.hit(
-            f"Attention cells reach {ahead} positions beyond the recurrent state.",
+            f"KV cells are {ahead} positions ahead of the recurrent state.",
             f"attention at {one['attention_pos_max']}, recurrent state at "
             f"{one['recurrent_pos_max']}",
         )
@@ -206,9 +206,9 @@ def _pending_not_consumed(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, _not_consumed(run)):
         yield one.hit(
-            f"The pass read the state of {counted(one['rs_idx_before'], 'token')} ago, and that "
+            f"The pass read the state of {counted(one['rs_idx_before'], 'token')} ago, but that "
             "rollback is still pending after it.",
-            f"{counted(one['memory_rollback'], 'token')} undone, pending are {one['rs_idx_after']}",
+            f"{counted(one['memory_rollback'], 'token')} undone, {one['rs_idx_after']} pending",
             _state_error(run, one),
         )
 
@@ -248,8 +248,8 @@ def _depth_beyond_truth(run: ExaminedRun) -> Iterator[Finding]:
     depth, valid = rounds["memory_rollback"], rounds["valid_depth"]
     for one in by_sequence(rounds, _partial(run) & observed(valid) & (depth > valid)):
         yield one.hit(
-            f"A rollback of {counted(one['memory_rollback'], 'token')} was accepted where "
-            f"{one['valid_depth']} is the truthful depth.",
+            f"A rollback of {counted(one['memory_rollback'], 'token')} was accepted, but the "
+            f"valid depth is {one['valid_depth']}.",
             _state_error(run, one),
         )
 
@@ -296,7 +296,7 @@ def _replay_disagrees(run: ExaminedRun) -> Iterator[Finding]:
         if len(twice) < _MIN_REPLAYS or len(twice) < _MANY_REPLAYS * len(rows):
             continue
         yield FoundRows(rounds, seq, twice).hit(
-            f"{len(twice)} of {len(rows)} replays did not choose the accepted tokens again.",
+            f"{len(twice)} of {len(rows)} replays chose other tokens than were accepted.",
             f"up to {rounds['replay_index'][twice].max()} restores in a round",
         )
 
@@ -305,7 +305,7 @@ def _replay_livelock(run: ExaminedRun) -> Iterator[Finding]:
     rounds = run.rounds
     for one in by_sequence(rounds, rounds["replay_index"] > MAX_REPLAYS):
         yield one.hit(
-            f"Replaying the accepted tokens disagreed with itself {MAX_REPLAYS} times.",
+            f"Replaying the accepted tokens gave another result {MAX_REPLAYS} times.",
             f"position {one['pos0']}, {one['replay_index']} restores",
         )
 
@@ -325,13 +325,13 @@ def _depth_not_kept(run: ExaminedRun) -> Iterator[Finding]:
     for failure in _failures(run, _REFUSED):
         for row in failure.sequences:
             if not row.pending and row.valid_depth is not None:
-                yield _hit(failure, row, "A rollback was refused that the policy had promised.")
+                yield _hit(failure, row, "A rollback was refused that the policy had guaranteed.")
 
 
 def _depth_beyond(run: ExaminedRun) -> Iterator[Finding]:
     if failure := run.facts.failure:
         for row in filter(_is_too_deep, failure.sequences):
-            said = f"A rollback of {row.pending} is pending, where {row.n_rs_seq} can be."
+            said = f"A rollback of {row.pending} is pending, but the most is {row.n_rs_seq}."
             yield _hit(failure, row, said)
 
 
@@ -353,7 +353,7 @@ def _cells_left(run: ExaminedRun) -> Iterator[Finding]:
         for row in failure.sequences:
             surplus = row.cells - row.n_tokens
             if row.duplicates or surplus > most_new:
-                said = f"The context is full, and holds {surplus} cells beyond the text."
+                said = f"The context is full, with {surplus} cells that do not belong to the text."
                 yield _hit(failure, row, said)
 
 
@@ -384,7 +384,7 @@ def _broken(row: HeldFacts) -> list[str]:
     if attention != recurrent:
         found.append(f"attention ended at position {attention}, recurrent states at {recurrent}")
     if row.duplicates:
-        found.append(f"attention held {row.duplicates} cells beyond one per position")
+        found.append(f"there were {row.duplicates} duplicate KV cells")
     if min(attention, recurrent) < row.n_tokens - 1:
         found.append(f"memory ended at {min(attention, recurrent)}, the text at {row.n_tokens - 1}")
     found += [
@@ -397,7 +397,7 @@ def _broken(row: HeldFacts) -> list[str]:
 
 def _evidence(row: HeldFacts | None) -> str:
     if row is None:
-        return "memory keeps its invariants"
+        return "no invariant of memory is broken"
     names = ("attention_pos", "recurrent_pos", "pending", "valid_depth", "cells", "n_tokens")
     known = {name: getattr(row, name) for name in names}
     held = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)

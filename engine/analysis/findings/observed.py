@@ -29,7 +29,7 @@ def _checkpoint_boundary(run: ExaminedRun) -> Iterator[Finding]:
         if wrong:
             first = wrong[0]
             yield Finding(
-                f"A context checkpoint is kept for {first.n_tokens:,} tokens, but its state was "
+                f"A context checkpoint is stored for {first.n_tokens:,} tokens, but its state is "
                 f"that of {first.state_tokens:,}.",
                 f"{len(wrong)} of {len(record.created)} checkpoints saved for this prompt of "
                 f"{record.n_prompt:,} tokens",
@@ -45,8 +45,8 @@ def _checkpoint_invalidated(run: ExaminedRun) -> Iterator[Finding]:
         at = max(lost)
         times = _times_processed(run, record, at - 1)
         yield Finding(
-            f"{at - record.n_reused:,} tokens were processed again, because a context checkpoint "
-            f"at {at:,} was erased that was usable.",
+            f"{at - record.n_reused:,} tokens were processed again, because a usable context "
+            f"checkpoint at {at:,} was erased.",
             f"the texts have {record.n_common:,} tokens in common; erased: "
             f"{', '.join(f'{n:,}' for n in sorted(lost))}; processed {times} times by now",
             seq_id=record.seq_id,
@@ -76,8 +76,8 @@ def _rollback_twice(run: ExaminedRun) -> Iterator[Finding]:
         if record.n_reused - state == record.depth:
             yield Finding(
                 f"The recurrent state was rolled back by {record.depth:,} tokens twice.",
-                f"the prompt goes on at token {record.n_reused:,}, the state holds {state:,}, "
-                f"attention cells {record.cell_tokens}; {record.n_held:,} tokens were held before",
+                f"the prompt continues at token {record.n_reused:,}, the state has {state:,}, KV "
+                f"cells {record.cell_tokens} tokens; {record.n_held:,} were in memory before",
                 seq_id=record.seq_id,
             )
 
@@ -87,9 +87,9 @@ def _drafter_carried(run: ExaminedRun) -> Iterator[Finding]:
         carried = {name: n for name, n in record.drafters.items() if n > record.n_reused}
         for name, n in carried.items():
             yield Finding(
-                f"{name} holds {n:,} tokens of the slot's text, of which this prompt has "
-                f"{record.n_reused:,}.",
-                f"slot {record.slot}; {n - record.n_reused:,} tokens are another prompt's",
+                f"{name} has {n:,} tokens of the slot's earlier text, of which only "
+                f"{record.n_reused:,} are in this prompt.",
+                f"slot {record.slot}; {n - record.n_reused:,} tokens are of another prompt",
                 seq_id=record.seq_id,
             )
             break
@@ -116,7 +116,7 @@ def _processed_again(run: ExaminedRun) -> Iterator[Finding]:
             f"{record.n_common:,} of the prompt's {record.n_prompt:,} tokens were in memory, "
             f"{record.n_reused:,} were reused and {n:,} processed again, because "
             f"{lost[0].why.sentence}.",
-            f"memory held {record.n_held:,} tokens, context checkpoints at {held}",
+            f"memory had {record.n_held:,} tokens, context checkpoints at {held}",
             seq_id=record.seq_id,
         )
 
@@ -144,10 +144,10 @@ def _repeated(run: ExaminedRun) -> Iterator[Finding]:
         if again < max(2 * _LEAST_AGAIN, earlier[1] // 2):
             continue
         yield Finding(
-            f"Request {number + 1} begins with the messages of request {earlier[0] + 1}, whose "
-            f"prompt had {earlier[1]:,} tokens; of its own {n:,} tokens {int(cached):,} were "
+            f"Request {number + 1} starts with the messages of request {earlier[0] + 1}, whose "
+            f"prompt had {earlier[1]:,} tokens, but only {int(cached):,} of its {n:,} tokens were "
             "reused.",
-            f"about {again:,} tokens processed again; the server's log says why",
+            f"about {again:,} tokens processed again; the server's log shows why",
             seq_id=next(iter(one.seq_ids), None),
         )
 
@@ -176,7 +176,7 @@ def _text_changed(run: ExaminedRun) -> Iterator[Finding]:
         yield Finding(
             ("Speculation changed the text: " if drafted else "The text is not the target's: ")
             + f"the token at position {changed.pos} is "
-            + ("not what the target chooses" if sequence.greedy else "none that it can draw")
+            + ("not what the target chooses" if sequence.greedy else "not one that it can sample")
             + " there.",
             "; ".join(_evidence(run, sequence, changed, rescored.noise)),
             changed.round,
@@ -192,7 +192,7 @@ def _evidence(
         f"{changed.kind} {changed.token_id} of rank {changed.rank}, "
         f"p {changed.p:.3g}, for {changed.best_id}, p {changed.best_p:.3g}"
     )
-    measured = f", noise moves such a gap by up to {noise:.2g}" if noise is not None else ""
+    measured = f", noise changes such a gap by up to {noise:.2g}" if noise is not None else ""
     yield (
         f"its logit {changed.gap:.3g} below the best, top-2 gap {changed.top2_gap:.3g}{measured}"
     )

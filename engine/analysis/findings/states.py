@@ -48,11 +48,11 @@ def _drift(run: ExaminedRun) -> Iterator[Finding]:
             continue  # different content, however similar
         last = float(error[measured][-1])
         yield Finding(
-            f"Rollbacks round the state: it is off by {first:.1e} after that of round {number} "
-            f"and by {last:.1e} at the end.",
+            f"Rollbacks round the state: its error is {first:.1e} after that of round {number} "
+            f"and {last:.1e} at the end.",
             f"the error grew by {with_rollback:.1e} in {int(behind.sum())} rounds with a rollback "
             f"and by {without:.1e} in {int((~behind).sum())} without; noise up to "
-            f"{errors.limit:.1e}; {layer:.1e} in the first layer, as rounding to {type} costs",
+            f"{errors.limit:.1e}; {layer:.1e} in the first layer, as for rounding to {type}",
             number,
             seq,
         )
@@ -131,12 +131,12 @@ def _text(note: CopyFacts) -> str:
     )
 
 
-_fork_wrong = _hits(_is_fork, "A copy of the sequence goes on from another state than its source.")
-_neighbour_wrong = _hits(
-    _is_neighbour, "Decoding other sequences changes the state that this one goes on from."
+_fork_wrong = _hits(
+    _is_fork, "A copy of the sequence continues from another state than its source."
 )
+_neighbour_wrong = _hits(_is_neighbour, "Decoding other sequences changed the state of this one.")
 _carried_wrong = _hits(
-    _is_carried, "A state from before the last batch, kept through it, is another one."
+    _is_carried, "A state from before the last batch, carried through it, is wrong."
 )
 
 
@@ -212,14 +212,14 @@ class _WrongState:
         n, pos, rows = record.number, record.pos, record.rows
         tensor = f"the {_NAMES.get(record.name, record.name)}"
         said = {
-            "empty": "is zero, as of a sequence without tokens",
+            "empty": "is zero, as for a sequence without tokens",
             "earlier": f"is that of position {pos - n}, {counted(n, 'token')} too old",
             "rejected": f"contains {n} rejected token{'s' * (n > 1)}",
-            "ahead": "contains the token chosen next, which comes with the next batch",
+            "ahead": "contains the token chosen next, which belongs to the next batch",
             "sequence": f"is that of {_sequence(n)}",
             "from sequence": f"was computed from a state of {_sequence(n)}",
             "layer": f"is that of layer {n}",
-            "missing": f"lacks the token at position {pos - n}",
+            "missing": f"does not contain the token at position {pos - n}",
             "twice": f"contains the token at position {pos - n} twice",
             "from nothing": "was computed from zero instead of the state before these tokens",
             "from earlier": f"was computed from a state {counted(n, 'token')} too old",
@@ -239,10 +239,10 @@ class _WrongState:
         """Compares storage: tells whether a read, an index or the content is wrong."""
         holds, pos = record.holds, record.pos
         if not holds:
-            return "storage holds nothing of the sequence"
+            return "memory has no state of the sequence"
         have = ", ".join("?" if one is None else str(one) for one in holds)
         if holds[0] == pos:
-            return f"snapshots hold positions {have}: the first, to be read, is right"
+            return f"snapshots hold positions {have}: the first one, which is to be read, is right"
         if pos in holds:
             return f"snapshots hold positions {have}: {pos} is there, but not the first"
         return f"snapshots hold positions {have}: {pos} was not written, or overwritten"
@@ -331,7 +331,7 @@ def _known(positions: list[int | None]) -> list[int]:
 
 
 def _sequence(n: int) -> str:
-    return f"sequence {n}" if n >= 0 else "the sequence that had the slot before"
+    return f"sequence {n}" if n >= 0 else "the previous sequence of the slot"
 
 
 def _errors_text(state: float, window: float) -> str:
@@ -362,7 +362,7 @@ def _rollback(run: ExaminedRun, seq: int, number: int) -> tuple[int, str, str]:
     mine = rounds["seq_id"] == seq
     undone = np.flatnonzero(mine & (rounds["memory_rollback"] > 0) & (rounds["round"] <= number))
     texts = [
-        f"{rounds['memory_rollback'][row]} undone by {path} in round {rounds['round'][row]}"
+        f"{rounds['memory_rollback'][row]} rolled back by {path} in round {rounds['round'][row]}"
         for row, path in zip(undone[-2:], rounds.texts("rollback_path", undone[-2:]), strict=True)
     ]
     is_here = bool(undone.size) and int(rounds["round"][undone[-1]]) == number

@@ -122,7 +122,7 @@ class RecordedRounds:
     def joined(cls, parts: list[RecordedRounds]) -> RecordedRounds:
         """The rounds of several runs with texts renumbered. Raises ValueError without any."""
         if not parts:
-            raise ValueError("no rounds to join")
+            raise ValueError("no rounds to merge")
         k = max(part.confidence.shape[1] for part in parts)
         shift = np.cumsum([0, *(len(part.ends_at_limit) for part in parts)])
         columns: dict[str, Any] = {

@@ -225,7 +225,7 @@ _RULES = (
     *(replace(rule, make=partial(AdaptedLengths, rule)) for rule in ADAPT_RULES.values()),
     AdaptRule(
         "survival",
-        "n_max tokens are drafted, and those verified that bring most tokens a second by the "
+        "drafts n_max tokens and verifies those that give most tokens per second, by the "
         "calibrated product of their confidences and the measured cost of a wider pass",
         "vLLM enable_adaptive_verification",
         lambda n_max: [{"n_max": k} for k in _lengths_to_try(n_max)],
@@ -234,7 +234,7 @@ _RULES = (
     ),
     AdaptRule(
         "switch-off",
-        "n_max until the acceptance of a window of rounds is below a threshold, then plain "
+        "n_max until the acceptance in a window of rounds falls below a threshold, then plain "
         "decoding to the end of the text",
         "TensorRT-LLM acceptance_rate_window_size, acceptance_rate_threshold",
         lambda n_max: [
@@ -247,7 +247,7 @@ _RULES = (
     ),
     AdaptRule(
         "oracle",
-        "the lengths that end each text soonest, known beforehand: the bound of all rules",
+        "the optimal lengths for each text, known in advance: an upper bound for all rules",
         "computed, no engine's",
         lambda n_max: [{"n_max": n_max}],
         OracleLengths,

@@ -19,10 +19,10 @@ from engine.analysis.what_if.rules import FIXED, FLOORS, NO_DRAFTER, RuleInputs,
 from engine.draft.adaptive import AdaptRule
 
 ASSUMPTIONS = (
-    "inside accepted tokens the drafter would have gone on as recorded",
-    "where a longer draft than recorded is needed, it is right as often as recorded drafts are",
-    "a draft, a pass and undoing cost by their lengths alone what they did on average",
-    "what was not measured costs what lies between, and drafting in proportion to its steps",
+    "within accepted tokens, the drafter would have drafted the same as recorded",
+    "where a longer draft than recorded is needed, it has the acceptance of recorded drafts",
+    "drafts, passes and rollbacks have the mean measured cost for their length",
+    "unmeasured costs are interpolated, drafting costs are proportional to the steps",
 )
 _PIECE = 512
 """Longer texts are simulated in pieces that begin at recorded rounds."""

@@ -292,19 +292,23 @@ class _Recovered(_K3Gates):
                 gate_lower_bound=rows.bound,
             )
             layers.append(layer)
-        n = len(rows.sequences)
         context = self.module.KDARecoverSSMCommitContext.create(
-            layers, spec_query_len=self.shape.n_tokens, max_num_reqs=n
+            layers, spec_query_len=self.shape.n_tokens, max_num_reqs=len(rows.sequences)
         )
-        padded = self.memory.whole([*counts, *[1] * (n - len(counts))])
-        whole = self.memory.whole([self.computed[s] for s in rows.sequences])
+        # next to requests without drafts, those of a pass are numbered
+        ids = [s % len(self.computed) for s in rows.sequences]
+        taken = dict(zip(sequences, counts, strict=True))
+        mixed = len(taken) < self.shape.n_sequences
+        batch = [*range(len(self.computed))] if mixed else ids
+        sampled = self.memory.whole([taken.get(s, 1) for s in batch])
+        numbers = self.memory.whole(ids) if mixed else None
         aligned = {
-            "block_table": self.table[rows.sequences],
-            "num_computed_tokens": whole,
+            "block_table": self.table[batch],
+            "num_computed_tokens": self.memory.whole([self.computed[s] for s in batch]),
             "mamba_block_size": self.size,
         }
         blocks, before = self.blocks(rows.sequences), self.windows[-1].clone()
-        context.commit(padded, blocks, rows.starts, **(aligned if self.aligned else {}))
+        context.commit(sampled, blocks, rows.starts, numbers, **(aligned if self.aligned else {}))
         moves = []
         for s, count, block in zip(sequences, counts, blocks.tolist(), strict=False):
             first, end = self.computed[s], self.computed[s] + count

@@ -238,8 +238,7 @@ class LlamaBench:
                 if program.process.returncode:
                     raise program.ended() from error
                 raise PeerLibraryError(
-                    "llama-bench printed other figures than those known here.",
-                    "Use a build of 2026.",
+                    "The output format of llama-bench is not known.", "Use a build of 2026."
                 ) from error
 
 

@@ -107,10 +107,10 @@ class StartedProgram:
         """The reason of its end: the signal, and its last words."""
         status = self.process.wait()
         how = how_it_ended(status) if status < 0 else ""
-        why = "; last it said: ".join(filter(None, (how, last_words(self.stderr))))
+        why = "; its last output: ".join(filter(None, (how, last_words(self.stderr))))
         why = why or how_it_ended(status)
         return PeerLibraryError(
-            f"{self.name} ended: {why}.", "See whether this build opens the model by itself."
+            f"{self.name} ended: {why}.", "Check whether this build can open the model."
         )
 
 

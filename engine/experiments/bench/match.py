@@ -1,12 +1,12 @@
 """The match test of llama.cpp #19493: the same texts, one after another and side by side.
 
-Steps are repeated with and without speculation. The first step without speculation is what all
-others are compared with, token by token, so a fault that repeats itself is found as well.
+Steps are repeated with and without speculation. All others are compared with the first step without
+speculation, token by token, so that repeated faults are found too.
 
-Speculation is not to blame for a difference that the control has in the same step, nor for one at
-a near tie: where batches as wide as a verified draft move the logits by more than the two tokens
-lie apart, although nothing is drafted or rolled back (WidthControl).
-With the option batch_invariant there are no such batches, and every difference counts.
+Speculation is not the cause of a difference that the control has in the same step, nor of one at a
+near tie: there, the two logits are closer than batches as wide as a verified draft move them,
+although nothing is drafted or rolled back (WidthControl). With the option batch_invariant there are
+no such batches, and every difference counts.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ def read_prompts(path: Path, fields: tuple[str, str, str] = ("", "", "")) -> lis
     """
     if file_head(path, 4) == b"PAR1":
         raise OptionError(
-            f"{path} is a Parquet file.", "Write it as JSON lines, one prompt a line."
+            f"{path} is a Parquet file.", "Convert it to JSON lines, one prompt per line."
         )
     text = user_text(path, _MOST_BYTES, packed=True)
-    give = "Give a JSON list of prompts, or one JSON value a line."
+    give = "Give a JSON list of prompts, or one JSON value per line."
     prompts: list[NamedPrompt] = []
     names = _UniqueNames()
     for place, entry in json_values(path, text, "prompt", give):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 Figure = Annotated[float, Meta(ge=0, le=LARGEST)]
-"""A value that may have been measured."""
+"""A measured value in its valid range."""
 PLAIN = "plain"
 """The configuration without speculation, the baseline of the others."""
 
@@ -210,7 +210,7 @@ def run_to_end(run: Run) -> float:
     """
     start = perf_counter()
     try:
-        while run.advance(1.0):  # no one reads it meanwhile
+        while run.advance(1.0):  # long, because no one reads the trace meanwhile
             pass
     finally:
         run.stop()

@@ -165,17 +165,17 @@ class TimedServer:
                 words = reply.read(500).decode(errors="replace")
             raise ServerError(
                 f"{self.url}/v1/completions answered with status {status}: {words[:200]}.",
-                "See whether the server's command works by itself.",
+                "Check whether the server's command works on its own.",
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
             if time.monotonic() >= self.until:
                 raise ServerError(
-                    f"{self.url} had not answered a request when the time was over.",
-                    "Give it more time, as with --budget, or see what its log says.",
+                    f"{self.url} did not answer a request within the time limit.",
+                    "Give it more time with --budget, or check its log.",
                 ) from error
             raise ServerError(
                 f"{self.url} did not answer a request: {error or type(error).__name__}.",
-                "See whether the server still runs, and what its log says.",
+                "Check whether the server is still running, and its log.",
             ) from error
 
     def _request(
@@ -219,7 +219,7 @@ def _read(reply: http.client.HTTPResponse, until: float) -> TimedReply:
             first = first or last
             pieces.append(piece)
             if sum(map(len, pieces)) > _LONGEST_TEXT:
-                raise ValueError("its answer does not end")
+                raise ValueError("its answer has no end")
     text = "".join(pieces)
     drafted, accepted = _whole(timings, "draft_n"), _whole(timings, "draft_n_accepted")
     ms, n_timed = timings.get("predicted_ms"), _whole(timings, "predicted_n")
@@ -228,7 +228,7 @@ def _read(reply: http.client.HTTPResponse, until: float) -> TimedReply:
         rounds = tuple((b[0] - a[0], b[1] - a[1]) for a, b in pairwise(in_order))
         return TimedReply(text, n_timed, ms / 1e3, drafted, accepted, rounds)
     if not n_tokens:
-        raise ValueError("its answer does not say how many tokens it has")
+        raise ValueError("its answer does not have the number of tokens")
     return TimedReply(text, max(n_tokens - 1, 0), last - first, drafted, accepted)
 
 

@@ -1,12 +1,12 @@
 """The prompt suite (every prompt alone, in every configuration, next to plain decoding) and its
 results: written request by request, read and resumed; two of them compared.
 
-The configurations take turns within a prompt, and which one is first changes from prompt to
-prompt, so what else the machine does hits them alike.
+The configurations take turns within a prompt, and the first one changes from prompt to prompt, so
+that other load affects them alike.
 
 The results file (engine.experiments.results) has a row for each request, with the whole request as
 its detail, and what all requests share as its plan. `bench suite --json` prints the same as one
-object (engine.experiments.bench.suite_report), which is read too.
+object (engine.experiments.bench.suite_report), which can be read too.
 """
 
 from __future__ import annotations

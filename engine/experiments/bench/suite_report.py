@@ -101,8 +101,7 @@ _SAME = {True: "yes", False: "NO", None: "n/a"}
 
 
 def suite_page(result: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
-    """result: of one suite, as engine.experiments.bench.suite_report and the command line put it
-    together."""
+    """The page for one suite. result: as suite_result and `bench suite --json` have it."""
     configurations = result["configurations"]
     model, last = result["model"], configurations[-1]
     return Report(
@@ -141,7 +140,7 @@ def overview_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _overview(configurations: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
     yield ReportTable(OVERVIEW_HEADS, [overview_cells(one) for one in configurations])
-    yield Remark("same: prompts whose text is that of plain decoding; rate: of drafted tokens.")
+    yield Remark("same: prompts with the same text as plain decoding; rate: of drafted tokens.")
     yield Plot(
         "bars",
         "Speed",

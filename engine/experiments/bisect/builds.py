@@ -80,9 +80,7 @@ class CMakeBuilds:
     ) -> None:
         for name in ("cmake", "ninja"):
             if shutil.which(name) is None:
-                raise OptionError(
-                    f"There is no {name} on $PATH.", f"Install {name}, or use --builds."
-                )
+                raise OptionError(f"{name} is not in $PATH.", f"Install {name}, or use --builds.")
         mark = hashlib.sha256("\0".join((target, *options)).encode()).hexdigest()[:8]
         self._repo, self._options, self._target = repo.resolve(), options, target
         self._jobs, self._limit_s = jobs or os.cpu_count() or 1, limit_s
@@ -110,7 +108,7 @@ class CMakeBuilds:
                 try:
                     git(self.tree, "cherry-pick", "--no-commit", change.key)
                 except OptionError as error:
-                    raise SkippedError("its change alone does not fit") from error
+                    raise SkippedError("its change cannot be applied alone") from error
             self._logs.mkdir(parents=True, exist_ok=True)
             self._make(self._logs / f"{name}.log")
             self._keep(kept)
@@ -178,7 +176,7 @@ class CMakeBuilds:
         """Copy a build's results, atomically."""
         found = [path for path in self._build.rglob(_SHARED) if not path.is_dir()]
         if not any(path.name == LIBRARY for path in found):
-            raise SkippedError(f"its build gives no {LIBRARY}")
+            raise SkippedError(f"its build has no {LIBRARY}")
         part = kept.with_name(f".{kept.name}")
         shutil.rmtree(part, ignore_errors=True)
         for name in ("lib", "include"):
@@ -207,7 +205,7 @@ def _why(log: Path) -> str:
     words = said[first : first + 1] or ["it says nothing"]
     if words[0].startswith("CMake Error"):  # the message is in the next line
         words += said[first + 1 : first + 2]
-    return re.sub(r"\S*/", "", " ".join(words))[:_LONGEST]
+    return re.sub(r"[^\s\"']*/", "", " ".join(words))[:_LONGEST]
 
 
 def given_build(revision: Revision) -> Path:
@@ -238,7 +236,7 @@ def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
     library. Raises OptionError for an unsuitable command."""
     if not words or words[0] not in COMMANDS:
         raise OptionError(
-            f"A build cannot be judged by {' '.join(words)[:80]!r}.",
+            f"A build cannot be tested with {' '.join(words)[:80]!r}.",
             f"Use {' or '.join(COMMANDS)} with its options, or --judge-command.",
         )
     name, *options = words
@@ -253,7 +251,7 @@ def judge_of(model: Path, words: Sequence[str], limit_s: float) -> Judge:
             return (_checked if name == "check-rollback" else _compared)(found)
         except (JsonError, KeyError, TypeError, AttributeError):
             said = said.partition("error: ")[2] or said or f"exit status {status} without a result"
-            raise SkippedError(f"cannot be judged: {said[:_LONGEST_SAID]}") from None
+            raise SkippedError(f"cannot be tested: {said[:_LONGEST_SAID]}") from None
 
     return judge
 
@@ -270,7 +268,7 @@ def judge_command(command: Sequence[str], limit_s: float) -> Judge:
         settings = os.environ | {"DRAFTSCOPE_BUILD": str(build)}
         status, _, said = _ran(Path("/usr/bin/env"), shell, limit_s, settings)
         if status in (_SKIP, 126, 127):
-            raise SkippedError(f"cannot be judged: {said or f'exit status {status}'}")
+            raise SkippedError(f"cannot be tested: {said or f'exit status {status}'}")
         return {OWN: (RIGHT if status == 0 else WRONG, said)}
 
     return judge
@@ -322,13 +320,13 @@ def _ran(
             with started(program, words, output, stderr=errors, env=settings) as running:
                 status = running.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise SkippedError(f"was not judged within {limit_s:g} s") from None
+            raise SkippedError(f"was not tested within {limit_s:g} s") from None
         except PeerLibraryError as error:
             raise OptionError(error.message, "Correct --judge-command.") from error
         output.seek(0)
         reply = output.read(_MOST_REPLY + 1)
         if len(reply) > _MOST_REPLY:
-            raise SkippedError("cannot be judged: its judge says more than is read")
+            raise SkippedError("cannot be tested: the output of the test is too long")
         return status, reply, last_words(errors)[:_LONGEST_SAID]
 
 

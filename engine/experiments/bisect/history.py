@@ -117,7 +117,7 @@ def _runs(suspects: Sequence[int], left: Sequence[int]) -> list[list[int]]:
 def in_a_row(builds: Sequence[Path]) -> RevisionHistory:
     """Builds from oldest to newest, without a repository. Raises OptionError."""
     if len(builds) < 2:
-        raise OptionError("There is nothing between fewer than two builds.", "Name more of them.")
+        raise OptionError("At least two builds are needed.", "Name more builds.")
     if missing := [path for path in builds if not path.exists()]:
         raise OptionError(f"There is no build at {str(missing[0])[:80]}.", "Correct its path.")
     return RevisionHistory(
@@ -159,7 +159,7 @@ def commits(repo: Path, good: str, bad: str) -> tuple[RevisionHistory, str]:
     if len(lines) > _MOST_REVISIONS:
         raise OptionError(
             f"There are more than {_MOST_REVISIONS:,} commits between {good} and {bad}.",
-            "Name ends that are closer.",
+            "Name commits that are closer together.",
         )
     title = git(repo, "log", "-1", "--format=%s", base).strip()
     found = [Revision(base, title[:_LONGEST_TITLE], ())]
@@ -203,16 +203,16 @@ def git(folder: Path, *words: str) -> str:
             check=False,
         )
     except FileNotFoundError as error:
-        raise OptionError("There is no git on $PATH.", "Install git, or use --builds.") from error
+        raise OptionError("git is not in $PATH.", "Install git, or use --builds.") from error
     except subprocess.TimeoutExpired as error:
         raise OptionError(
-            f"git {words[0]} did not end within {_GIT_S:g} s.", "Look at the repository."
+            f"git {words[0]} did not end within {_GIT_S:g} s.", "Check the repository."
         ) from error
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise OptionError(
             f"git {words[0]} fails in {str(folder)[:80]}: {(said or ['no message'])[-1][:200]}.",
-            "Look at the repository.",
+            "Check the repository.",
         )
     return done.stdout.decode("utf-8", "replace")
 
@@ -227,5 +227,5 @@ def _commit(repo: Path, name: str) -> str:
             raise
         raise OptionError(
             f"{str(repo)[:80]} has no commit {name[:80]!r}.",
-            "Name a commit, branch or tag of that repository; a shallow clone may lack it.",
+            "Name a commit, branch or tag of that repository; a shallow clone may miss it.",
         ) from error

@@ -21,13 +21,14 @@ from engine.experiments.bisect.builds import RANKS, Checks, Judge, SkippedError
 from engine.experiments.bisect.first_wrong import FirstWrong
 from engine.experiments.bisect.history import Revision, RevisionHistory
 from engine.files import file_bytes, written_whole
+from engine.plain_text import counted
 from engine.report.parts import ReportTable
 from engine.report.text import table_lines
 from engine.trace.typed_json import strict_json
 
 _MOST_BYTES = 64 << 20
 _REMEDY = "Remove it, and search again."
-_ABSENT = ("", "the judge has no such check")
+_ABSENT = ("", "the test has no such check")
 
 
 class RevisionVerdict(msgspec.Struct):
@@ -117,8 +118,8 @@ class Search:
             yield from self._judged(end, last)
             if why := self.verdicts[end].skipped:
                 raise BisectError(
-                    f"The {'bad' if end else 'good'} end {self._short(end)} {why}.",
-                    "Choose another end, or correct what it needs.",
+                    f"The {'bad' if end else 'good'} commit {self._short(end)} {why.rstrip('.')}.",
+                    "Choose another commit, or correct the problem.",
                 )
         waiting = self._wanted = self._broken()
         while waiting:
@@ -164,12 +165,12 @@ class Search:
         failing = [check for check, a, b in pairs if a == b and b]
         if failing:
             raise BisectError(
-                f"{names} fail the same {len(failing)} checks, the first of them {failing[0]!r}.",
-                "Choose an older good end, or another judge.",
+                f"{names} fail the same {counted(len(failing), 'check')}, first {failing[0]!r}.",
+                "Choose an older good commit, or another test.",
             )
         raise BisectError(
-            f"{names} pass the same checks: the bad end is not bad by this judge.",
-            "Choose a newer bad end, or a judge that shows the fault.",
+            f"{names} pass the same checks: the bad commit does not fail this test.",
+            "Choose a newer bad commit, or a test that shows the fault.",
         )
 
     def _fails(self, check: str) -> dict[int, bool | None]:
@@ -253,7 +254,7 @@ class Search:
             [revisions[i] for i in suspects],
             {check: said[check] for check in checks},
             [revisions[i] for i in revisions[bad].parents],
-            f"{n_before} before it could not be judged" if n_before else "",
+            f"{n_before} before it could not be tested" if n_before else "",
         )
 
     def _probe(self, fault: Regression) -> Iterator[str]:
@@ -307,7 +308,7 @@ class Search:
             yield _step_line(revisions[i], again, "once more")
             kept, self.verdicts[i] = self.verdicts[i], again
             if any(self._fails(check)[i] is not (i == bad) for check in checks):
-                fault.doubt = f"{self._short(i)} was judged twice, with different outcomes"
+                fault.doubt = f"{self._short(i)} was tested twice, with different outcomes"
             self.verdicts[i] = kept
 
     def _find_first_wrong(self, fault: Regression) -> None:
@@ -372,7 +373,7 @@ def lines(search: Search) -> Iterator[str]:
         yield from _fault_lines(fault)
     if search.mended:
         yield ""
-        yield f"fail at the good end and pass at the bad one: {_named(search.mended)}"
+        yield f"fail in the good commit and pass in the bad one: {_named(search.mended)}"
 
 
 def summary(search: Search) -> str:
@@ -382,9 +383,8 @@ def summary(search: Search) -> str:
     skipped = f", {n_skipped} of them skipped" if n_skipped else ""
     n_sure = sum(fault.is_sure for fault in search.faults)
     return (
-        f"{len(verdicts)} of {len(search.history)} revisions looked at{skipped}, "
-        f"{seconds(verdicts) / 60:.1f} min: {n_sure} of {len(search.faults)} faults have their "
-        "revision"
+        f"{len(verdicts)} of {len(search.history)} revisions tested{skipped}, "
+        f"{seconds(verdicts) / 60:.1f} min: {n_sure} of {len(search.faults)} faults were located"
     )
 
 
@@ -407,7 +407,7 @@ def markdown(search: Search, title: str, again: str) -> str:
         first, *rest = _fault_lines(fault)
         text += ["", f"**{first}**", "", *(f"- {line.strip()}" for line in rest)]
     if search.mended:
-        text += ["", f"Fail at the good end and pass at the bad one: {_named(search.mended)}."]
+        text += ["", f"Fail in the good commit and pass in the bad one: {_named(search.mended)}."]
     rows = [
         (revision.short, revision.title, verdict.skipped or outcome_text(verdict))
         for i, verdict in sorted(search.verdicts.items())
@@ -457,10 +457,10 @@ def _fault_lines(fault: Regression) -> Iterator[str]:
     else:
         yield f"  doubt: {fault.doubt}"
     if fault.alone_on is not None:
-        yield "  cannot be judged itself; its change alone fails on the one before"
+        yield "  cannot be tested itself; its change alone fails on top of the previous one"
     if fault.mended is not None:
         earlier, later = (one.short for one in fault.mended)
-        yield f"  mended and made again: {earlier} fails, and {later} after it passes"
+        yield f"  fixed and broken again: {earlier} fails, and {later} after it passes"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -2,9 +2,9 @@
 
 The rules are those of llama.cpp's quantiser (llama-quant.cpp) for models with a tied embedding and
 without an importance matrix. `q4_k` is ours: Q4_K with Q6_K for attention values, the embedding and
-every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts, MXFP4 for routed experts and
-Q8_0 otherwise; dense models, which it does not cover, get MXFP4 except for the embedding. `nvfp4`,
-which only its converter writes, with a scale next to every matrix, is ours in the same way.
+every other ffn_down. `mxfp4` is llama.cpp's for mixtures of experts: MXFP4 for routed experts and
+Q8_0 otherwise; dense models, which it does not cover, get MXFP4 except for the embedding. `nvfp4`
+follows the same rules; only llama.cpp's converter writes it, with a scale for every matrix.
 
 Random weights are generated directly in GGML's storage formats. Block layouts are those of
 ggml-common.h. Values are uniform within a block instead of normal, which affects neither speed nor
@@ -86,8 +86,8 @@ def tensor_type(
     """Type of a tensor in a mix, one of QUANTS. shape: numpy order. tied: the file has no output
     matrix of its own.
 
-    Vectors, convolutions and routers stay f32. Rows that are no whole blocks get a type of shorter
-    blocks.
+    Vectors, convolutions and routers stay f32. Rows that are not whole blocks get a type with
+    shorter blocks.
     """
     if name.endswith("tid2eid.weight"):
         return Quant.I32
@@ -143,7 +143,7 @@ def n_experts(config: ModelConfig) -> int:
 
 
 def _value_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
-    """Type of attention values, or of a recurrent layer's values; None: the mix's."""
+    """Type of attention values, or of a recurrent layer's values; None for the mix's main type."""
     mixers = (mixer for part in config.blocks for mixer in part.mixers)
     attention = next((mixer for mixer in mixers if isinstance(mixer, AttentionPart)), None)
     shared = attention is not None and attention.n_head // attention.n_head_kv >= 4
@@ -178,7 +178,8 @@ def _down_type(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationTyp
 
 
 def _with_more_bits(mix: str, block: int, config: ModelConfig) -> GGMLQuantizationType | None:
-    """For the first and the last eighth of the blocks, and every third between."""
+    """More bits for the first and last eighth of the blocks and every third one between; else
+    None."""
     n = config.n_layer + config.n_mtp
     more = block < n // 8 or block >= 7 * n // 8 or (block - n // 8) % 3 == 2
     return Quant.Q6_K if more and mix in ("q4_k_m", "q5_k_m") else None
@@ -307,13 +308,14 @@ def _equal_scales(rng: np.random.Generator, blocks: np.ndarray) -> float:
 
 
 def _centred(blocks: np.ndarray, scale: float, centre: float) -> None:
-    """The halves of scale and minimum in front of the blocks; the minimum is `centre` scales."""
+    """Store scale and minimum as halves at the start of the blocks; the minimum is `centre`
+    scales."""
     blocks[:, :2] = _half(scale)
     blocks[:, 2:4] = _half(centre * scale)
 
 
 def _signed(rng: np.random.Generator, blocks: np.ndarray, scale: float) -> np.ndarray:
-    """The scale as a half, of either sign, for each block: uint8 [blocks, 2]."""
+    """The scale as a half, with random sign, for each block: uint8 [blocks, 2]."""
     halves = np.tile(_half(scale), (len(blocks), 1))
     halves[:, 1] |= rng.integers(0, 2, len(blocks), dtype=np.uint8) << 7
     return halves

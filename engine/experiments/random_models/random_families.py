@@ -23,11 +23,11 @@ from engine.experiments.random_models.random_file import (
 )
 from engine.model.parts.recurrent import TABLE
 
-# one layer in this many attends, the others are recurrent
+# one layer in this many uses attention, the others are recurrent
 _INTERVAL = 4
 _FACTORS = 6_364_136_223_847, 1_442_695_040_889, 3_935_559_000_371
-"""Of n-gram hashes: odd, below 2^43, so that products with a token stay below 2^63."""
-_EPS = 2.0**-17  # f32 holds it exactly
+"""Factors of n-gram hashes: odd, below 2^43, so that products with a token stay below 2^63."""
+_EPS = 2.0**-17  # exact in f32
 Heads = tuple[int, int, int]
 """Attention heads, key-value heads, head dimension."""
 Blocks = tuple[str, int, int, Heads]
@@ -62,7 +62,7 @@ def _qwen35(
 
 
 def _qwen4exp(like: RandomFile, rank: int, n_hashes: int, n_rows: int) -> RandomFile:
-    """like: of qwen35, without MTP. n_hashes: n-gram rows of a token, each one of n_rows."""
+    """like: a qwen35 file without MTP. n_hashes: n-gram rows per token, each one of n_rows."""
     n_vocab, n_embd = like.shapes["token_embd.weight"]
     attends = ~like.keys["attention.recurrent_layers"]
     keys = {
@@ -99,7 +99,7 @@ def _kda(
     n_pools: int,
 ) -> RandomFile:
     """attention: heads, their dimension. latent: n_latent, n_nope, n_rope, v_dim. widths: dense,
-    expert. mixture: experts, used ones, groups. n_pools: of four tokens, that a query sees."""
+    expert. mixture: experts, used ones, groups. n_pools: pools of four tokens that a query sees."""
     n_head, head_dim = attention
     n_latent, n_nope, n_rope, v_dim = latent
     n_rope = 0 if arch == "glm5-next" else n_rope
@@ -166,8 +166,8 @@ def _deepseek4(
     mixture: tuple[int, int, int],
     n_indexed: int,
 ) -> RandomFile:
-    """Blocks of tokens in all but the first layer, of 4 and of 128 by turns. attention: heads,
-    their dimension, how much of it is rotated. ranks: of queries, of the output and in how many
+    """Layers after the first compress blocks of tokens, alternately 4 and 128. attention: heads,
+    their dimension, rotated dimensions. ranks: of queries, of the output, and number of output
     groups. mixture: experts, used ones, their width. n_indexed: blocks that a query sees."""
     n_head, width, n_rot = attention
     ratios = [0, *(4 if i % 2 else 128 for i in range(1, n_layer)), 0]
@@ -230,7 +230,7 @@ def _nemotron(blocks: Blocks, width: int, mamba: Keys) -> RandomFile:
 def _nemotron_moe(
     blocks: Blocks, mixture: tuple[int, int, int], shared: int, mamba: Keys
 ) -> RandomFile:
-    """The same with experts, how many, used and their width, and an MTP block."""
+    """The same with experts and an MTP block. mixture: experts, used ones, their width."""
     pattern, used = blocks[0], mixture[1] * mixture[2]
     own = {
         **mamba,
@@ -247,19 +247,20 @@ def _nemotron_moe(
 
 
 def _jamba(blocks: Blocks, width: int, n: int, mamba: Keys) -> RandomFile:
-    """n: experts in every other block, of which two are used."""
+    """n: experts in every other block; two of them are used."""
     routed = [f"blk.{i}.ffn_gate_inp.weight" for i in range(1, len(blocks[0]), 2)]
     return _mixed("jamba", blocks, width, mamba | experts(n, 2, width), routed)
 
 
 def _each(arch: str, blocks: Blocks, width: int, own: Keys) -> RandomFile:
-    """The width of every block's feed-forward part by itself."""
+    """Every block has a feed-forward part of this width."""
     also = ("blk.0.ssm_norm.weight",) if arch == "falcon-h1" else ()
     return _mixed(arch, blocks, [width] * len(blocks[0]), own, also)
 
 
 def _lfm2moe(blocks: Blocks, width: int, mixture: tuple[int, int, int]) -> RandomFile:
-    """Experts after the first block; a mixture counts what it uses for one token."""
+    """Experts after the first block. The width of such a block is that of the experts used for a
+    token."""
     widths = [width, *[mixture[1] * mixture[2]] * (len(blocks[0]) - 1)]
     own = {**_CONV, **experts(*mixture), "leading_dense_block_count": 1, "expert_gating_func": 2}
     return _mixed("lfm2moe", blocks, widths, own)
@@ -348,7 +349,7 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
         "0.8b": _jamba(("MMMM*MMM", 1024, 65_536, (8, 2, 128)), 3584, 16, ssm(4, 2048, 16, 64)),
         "tiny": _jamba(("MMMM*M", 256, 512, _TINY_HEADS), 256, 8, ssm(4, 512, 16, 32)),
     },
-    # its groups are not in the file
+    # its number of groups is not in the file
     "plamo2": {
         "0.6b": _each(
             "plamo2", ("M*" * 8, 1024, 100_000, (16, 4, 64)), 4096, _mamba2(32, 64, 64, 0)
@@ -374,5 +375,5 @@ RANDOM_FAMILIES: Mapping[str, Mapping[str, RandomFile]] = {
         "tiny": _lfm2moe(("CC*C", 256, 512, _TINY_HEADS), 256, (8, 2, 256)),
     },
 }
-"""By architecture and the name of the size, the default first; sizes of qwen35 with a mixture of
-experts are qwen35moe."""
+"""By architecture and name of the size, the default first. Sizes of qwen35 with a mixture of
+experts have the architecture qwen35moe."""

@@ -1,7 +1,7 @@
-"""Metadata of a random file, the configuration that a reader makes of it, and the drafters for
-models of such files.
+"""Metadata of a random file, the configuration that a reader makes of it, and drafters for such
+models.
 
-Drafters have no embedding and head; they use the target's.
+Drafters have neither embedding nor head; they use the target's.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RandomFile:
         }
 
     def add_keys(self, writer: GGUFWriter) -> None:
-        """Write them."""
+        """Write the keys."""
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
         for key, value in self.full_keys().items():
             if isinstance(value, np.ndarray):
@@ -155,7 +155,7 @@ def streams(n_blocks: int) -> Keys:
 
 
 def ints(values: Iterable[int]) -> np.ndarray:
-    """An array of a file: int32 [n]."""
+    """An array as files have it: int32 [n]."""
     return np.array(list(values), np.int32)
 
 
@@ -176,7 +176,7 @@ _OF_MODELS = (
 
 
 def _eagle3(target: RandomFile) -> RandomFile:
-    """As wide as the target."""
+    """An EAGLE-3 drafter as wide as the target."""
     config = target.config()
     n_embd, middle = config.n_embd, config.n_layer // 2
     keys = {
@@ -188,7 +188,7 @@ def _eagle3(target: RandomFile) -> RandomFile:
 
 
 def _layers(config: ModelConfig, n_layer: int) -> Keys:
-    """Plain layers for a target; a control token is the mask."""
+    """Plain layers for a target; the mask is a control token."""
     width = 128 if config.n_embd >= _LARGE else 64
     n_head = config.n_embd // width
     return {
@@ -200,7 +200,8 @@ def _layers(config: ModelConfig, n_layer: int) -> Keys:
 
 
 def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile:
-    """Blocks of this size. own: further keys. also: shapes of tensors that determine the kind."""
+    """A drafter with blocks of this size. own: further keys. also: shapes of tensors that determine
+    its kind."""
     config = target.config()
     n_layer, last = 5 if config.n_embd >= _LARGE else 2, config.n_layer - 1
     keys = {
@@ -217,7 +218,7 @@ def _block(target: RandomFile, size: int, own: Keys, also: Shapes) -> RandomFile
 
 
 def _dflash2(target: RandomFile) -> RandomFile:
-    """Two convolution taps, 16 candidates."""
+    """A drafter with two convolution taps and 16 candidates."""
     n_embd, rank = target.keys["embedding_length"], _rank(target)
     own = {
         "conv_kernel_size": 2,
@@ -229,7 +230,7 @@ def _dflash2(target: RandomFile) -> RandomFile:
 
 
 def _dspark(target: RandomFile) -> RandomFile:
-    """Each block row drafts; for deepseek4 in three layers of its own kind."""
+    """A drafter whose block rows all draft; for deepseek4 in three layers of its own kind."""
     own = {"sample_from_anchor": True, "has_confidence_head": True}
     also: Shapes = {MARKOV: (target.config().n_vocab, _rank(target)), "conf_proj.bias": (1,)}
     plain = _block(target, 7, own, also)
@@ -250,7 +251,7 @@ def _rank(target: RandomFile) -> int:
 
 
 def drafter_shapes(drafter: RandomFile, n_vocab: int) -> Shapes:
-    """Of all its tensors. n_vocab: of the target."""
+    """Shapes of all tensors of a drafter. n_vocab: of the target."""
     file = drafter.described()
     config = read_eagle3(file) if drafter.arch == EAGLE3 else read_dflash(file)
     return config.shapes((), n_vocab, n_vocab) | drafter.shapes
@@ -262,4 +263,4 @@ RANDOM_DRAFTERS: Mapping[str, Callable[[RandomFile], RandomFile]] = {
     "dflash2": _dflash2,
     "dspark": _dspark,
 }
-"""By the name of the kind."""
+"""By name of the kind."""

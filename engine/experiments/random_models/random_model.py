@@ -56,10 +56,10 @@ _CHAT_TEMPLATE = (
 def write_random_model(
     path: Path, *, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
 ) -> None:
-    """Write a GGUF file, reproducibly; memory holds a piece of a tensor.
+    """Write a GGUF file, reproducibly; only a piece of a tensor is in memory at a time.
 
     arch: one of RANDOM_FAMILIES. size: one of its sizes, None for the first. quant: one of QUANTS.
-    Raises OptionError for others and if the file cannot be written; a partial file is never left.
+    Raises OptionError for others and if the file cannot be written; never leaves a partial file.
     """
     size, file = _chosen(arch, size, quant)
     config = file.config()
@@ -70,7 +70,7 @@ def write_random_drafter(
     path: Path, *, drafter: str, arch: str = "qwen35", size: str | None = None, quant: str = "q8_0"
 ) -> None:
     """Write a drafter for the model that `write_random_model` writes with this architecture and
-    size; it shares that one's embedding and head.
+    size; it uses that model's embedding and head.
 
     drafter: one of RANDOM_DRAFTERS. Raises as `write_random_model`.
     """
@@ -82,7 +82,7 @@ def write_random_drafter(
 
 
 def _chosen(arch: str, size: str | None, quant: str) -> tuple[str, RandomFile]:
-    """The name of the size, and the model."""
+    """The name of the size, and the model's file."""
     _choose("architecture", arch, RANDOM_FAMILIES)
     sizes = RANDOM_FAMILIES[arch]
     size = size or next(iter(sizes))
@@ -99,7 +99,7 @@ def _choose(what: str, value: str, choices: Collection[str]) -> None:
 def _write(
     path: Path, file: RandomFile, config: ModelConfig, name: str, quant: str, shapes: Shapes
 ) -> None:
-    """config: of the model, or of a drafter's target."""
+    """config: of the model, or of the target of a drafter."""
     n_params, tied = sum(map(math.prod, shapes.values())), "output.weight" not in file.shapes
     kinds = {
         name: tensor_type(name, shape, config, quant, tied=tied) for name, shape in shapes.items()
@@ -125,8 +125,8 @@ def _write(
 
 
 def _shapes(config: ModelConfig, present: Container[str]) -> Shapes:
-    """An MTP block has a norm of its own, Mamba the tensors that llama.cpp requires. present:
-    optional tensors of the file."""
+    """Shapes of all tensors. An MTP block has a norm of its own, Mamba the tensors that llama.cpp
+    requires. present: optional tensors of the file."""
     shapes = global_shapes(config, present)
     for index in range(config.n_layer + config.n_mtp):
         norm = config.mtp.output_norm if config.mtp else ""
@@ -162,7 +162,7 @@ class _Pieces:
     def tofile(self, file: BinaryIO) -> None:
         """Write one piece of the rows after the other."""
         if self._kind is GGMLQuantizationType.I32:
-            # adjacent ones from a random start: different for each token
+            # adjacent experts from a random start: different for each token
             first = self._rng.integers(self._n_experts, size=(self._shape[0], 1))
             ids = (first + np.arange(self._shape[1])) % self._n_experts
             file.write(ids.astype("<i4").tobytes())

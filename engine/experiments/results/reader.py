@@ -115,7 +115,7 @@ class _SuiteFile(TypedDict):
 
 
 Row = tuple[dict[str, Any], dict[str, float | None]]
-"""Settings, by their keys in the plan of a sweep, and figures by name of schema.FIGURES."""
+"""Settings, by their keys in the plan of a sweep, and figures by name of FIGURES."""
 
 
 def kind_of_json(path: Path) -> str:
@@ -423,10 +423,10 @@ def _check_files(path: Path) -> None:
         check_most(str(path), n_bytes, MOST_BYTES, "bytes", "Split the plan.")
     logs = [other for end in ("-wal", "-shm") if os.path.lexists(other := f"{path}{end}")]
     if logs or 2 in head[_VERSIONS]:
-        beside = f" ({Path(logs[0]).name} lies next to it)" if logs else ""
+        beside = f" ({Path(logs[0]).name} is next to it)" if logs else ""
         raise TraceFileError(
-            f"{path} is kept with a write-ahead log{beside}, as no sweep keeps it.",
-            f"Put it together with `sqlite3 {path.name} 'PRAGMA journal_mode = delete'`.",
+            f"{path} has a write-ahead log{beside}, which sweeps do not write.",
+            f"Merge it with `sqlite3 {path.name} 'PRAGMA journal_mode = delete'`.",
         )
     journal = Path(f"{path}-journal")
     if os.path.lexists(journal) and not journal.is_file():
@@ -441,11 +441,11 @@ def _explained(path: Path, error: sqlite3.Error) -> TraceFileError:
         return TraceFileError(f"{path} takes longer than {_MOST_S:.0f} s to read.", _AGAIN)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return TraceFileError(
-            f"{path} is locked by another program.", "Wait for it, and read the file again."
+            f"{path} is locked by another program.", "Wait, and read the file again."
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
         return TraceFileError(
             f"{path} was left in the middle of a write, or cannot be opened ({said}).",
-            "Go on with the sweep that writes it, or check the rights of its folder.",
+            "Resume the sweep that writes it, or check the rights of its folder.",
         )
     return TraceFileError(f"{path} is damaged ({said}).", _AGAIN)

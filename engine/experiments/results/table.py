@@ -45,7 +45,7 @@ DONE, FAILED = "done", "failed"
 KEY = re.compile(r"[0-9a-f]{16}")
 
 FIGURES: dict[str, str] = {
-    "predicted_per_second": "generated tokens per second, all sequences together",
+    "predicted_per_second": "generated tokens per second of all sequences",
     "predicted_per_second_low": "the slowest of the repeated runs",
     "predicted_per_second_high": "the fastest of the repeated runs",
     "prompt_per_second": "prompt tokens per second",
@@ -56,15 +56,15 @@ FIGURES: dict[str, str] = {
     "draft_n": "drafted tokens",
     "draft_n_accepted": "drafted tokens that were accepted",
     "draft_acceptance_rate": "accepted / drafted",
-    "mean_acceptance_length": "tokens per round, the target's own included",
+    "mean_acceptance_length": "tokens per round, including the target's own",
     "num_spec_steps": "rounds that verified a draft",
     "draft_ms": "drafting, milliseconds",
     "verify_ms": "forward passes of the target after the prompts, milliseconds",
     "num_restores": "checkpoints put back",
     "weight_bytes": "weights of the target as loaded",
-    "memory_bytes": "attention cells and recurrent states",
+    "memory_bytes": "KV cells and recurrent states",
     "snapshot_bytes": "one snapshot of the recurrent states",
-    "n_rs_seq": "snapshots kept beyond the live state",
+    "n_rs_seq": "snapshots in addition to the live state",
     "num_findings": "warnings and errors among the findings",
     "wall_s": "the run from its first round to its last, seconds",
 }
@@ -182,13 +182,12 @@ _MOST_KEYS = 256
 class ExperimentResults:
     """Finished jobs in the plan's order, [n].
 
-    path: of the file. facts: of the file, `kind` (schema.SUITE …) among them. planned: jobs of the
-    plan, of which n are finished. columns: figures
-    (schema.FIGURES) as float64, NaN where a job has none; `number`, the job's place in the plan,
-    as int64; `key`, `status` ("done" or "failed"), `error`, `finished` (UTC, ISO 8601) and
-    `output` (a hash of the generated tokens: equal where the texts are) as objects of str;
-    and each setting: float64 where all values are numbers or missing (NaN), else objects of str,
-    empty where missing. axes: settings with more than one value, in the plan's order.
+    path: of the file. facts: of the file, `kind` (SUITE …) among them. planned: jobs of the plan; n
+    of them are finished. columns: FIGURES as float64, NaN where a job has none; `number`, the job's
+    place in the plan, as int64; `key`, `status` ("done" or "failed"), `error`, `finished` (UTC, ISO
+    8601) and `output` (a hash of the generated tokens: equal where the texts are) as objects of
+    str; and each setting: float64 where all values are numbers or missing (NaN), else objects of
+    str, empty where missing. axes: settings with more than one value, in the plan's order.
     """
 
     path: Path
@@ -257,11 +256,10 @@ def results_of(
     descriptions: Mapping[int, str],
     places: Sequence[int] = (),
 ) -> ExperimentResults:
-    """Results from checked rows of a file (engine.experiments.results.table), in the plan's
-    order.
+    """Results from checked rows of a file, in the plan's order.
 
-    facts: `title` is checked to be text. places: numbers of the rows in the file, without it from
-    1. Raises TraceFileError for settings that are not written.
+    facts: `title` is checked to be text. places: numbers of the rows in the file, from 1 if not
+    given. Raises TraceFileError for settings that are not valid.
     """
     places = places or range(1, len(rows) + 1)
     settings = [checked_settings(path, at, row[6]) for at, row in zip(places, rows, strict=True)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import OptionError
-from engine.experiments.results.reader import check_tables, is_database
+from engine.experiments.results.reader import check_tables, is_database, read_results
 from engine.experiments.results.table import (
     APPLICATION_ID,
     DONE,
@@ -45,6 +45,26 @@ class JobResult:
     has_trace: bool = False
     trace: Mapping[str, bytes] = field(default_factory=dict)
     unwritable: str = ""
+
+
+def known_jobs(folder: Path, kind: str) -> dict[str, str]:
+    """The status of every job that has a row, by key, without opening the folder for writing.
+
+    Raises TraceFileError for a damaged file or something else, OptionError for another kind.
+    """
+    path = folder / RESULTS_FILE
+    if not path.exists() or path.stat().st_size == 0:
+        return {}
+    results = read_results(path)
+    _check_kind(path, results.facts.get("kind", ""), kind)
+    return dict(zip(results.columns["key"], results.columns["status"], strict=True))
+
+
+def _check_kind(path: Path, known: str, kind: str) -> None:
+    if known not in ("", kind):
+        raise OptionError(
+            f"{path} has results of `{known}`, not of `{kind}`.", "Name another folder with --out."
+        )
 
 
 class ResultsWriter:
@@ -94,7 +114,7 @@ class ResultsWriter:
                     for statement in TABLES.values():
                         self._file.execute(statement)
                 check_tables(self.path, self._file)
-                self._check_kind(facts["kind"])
+                _check_kind(self.path, self.fact("kind"), facts["kind"])
                 self._file.executemany("REPLACE INTO facts VALUES (?, ?)", facts.items())
         except BaseException:
             self.close()
@@ -104,13 +124,6 @@ class ResultsWriter:
         """A fact of the file, empty if missing."""
         found = self._file.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(found[0]) if found else ""
-
-    def _check_kind(self, kind: str) -> None:
-        if (known := self.fact("kind")) not in ("", kind):
-            raise OptionError(
-                f"{self.path} has results of `{known}`, not of `{kind}`.",
-                "Name another folder with --out.",
-            )
 
     def finished(self) -> dict[str, str]:
         """The status of every job that has a row, by key."""

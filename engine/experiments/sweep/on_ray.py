@@ -43,7 +43,7 @@ class OnRay:
     def __call__(
         self, jobs: Sequence[SweepJob], trace_of: TraceOf
     ) -> Generator[tuple[SweepJob, JobResult], None, None]:
-        """Raises OptionError where no cluster answers."""
+        """Raises OptionError if no cluster answers."""
         if not jobs:
             return
         ray = self._ray
@@ -62,7 +62,7 @@ class OnRay:
             finally:
                 cluster.close()
         finally:
-            ray.shutdown()  # our workers go with it, whatever they do
+            ray.shutdown()  # ends our workers too, busy or not
 
 
 class _Cluster:
@@ -92,18 +92,19 @@ class _Cluster:
                     yield job, result
 
     def close(self) -> None:
-        """Have idle workers remove their files; those of busy ones go when the next come."""
+        """Have idle workers remove their files; those of busy ones are removed by the next
+        workers."""
         idle = [self._workers[node].close.remote() for node in self._idle()]
         if idle:
             self._ray.wait(idle, num_returns=len(idle), timeout=_LOOK_S)
 
     def _idle(self) -> list[str]:
-        """Nodes whose worker is at no job."""
+        """Nodes whose worker has no job."""
         busy = {node for node, _ in self._running.values()}
         return [node for node in self._workers if node not in busy]
 
     def _result(self, call: Any, node: str, job: SweepJob) -> JobResult | None:
-        """What came of a job; None if it is to be started again."""
+        """The result of a job; None if it will be tried again."""
         errors = self._ray.exceptions
         try:
             result = self._ray.get(call)
@@ -127,7 +128,7 @@ class _Cluster:
         self._running[call] = node, job
 
     def _look_at_nodes(self) -> None:
-        """A worker for every node that has come."""
+        """Start a worker on every new node."""
         strategies = self._ray.util.scheduling_strategies
         for about in self._ray.nodes():
             node_id, resources = about["NodeID"], about["Resources"]
@@ -150,7 +151,7 @@ class _Cluster:
 
 
 class _RayWorker:
-    """Lives on a node; runs what it is sent."""
+    """Lives on a node and runs jobs sent to it."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -158,7 +159,7 @@ class _RayWorker:
 
     @cached_property
     def _folder(self) -> Path:
-        """For shipped files and a trace on its way, made when it is first needed."""
+        """For shipped files and a trace to be sent, created on first use."""
         return own_folder()
 
     def run(
@@ -168,7 +169,7 @@ class _RayWorker:
         driver_version: str,
         files: Sequence[tuple[str, list[Any]]],
     ) -> JobResult:
-        """Run a job; its trace comes with the result."""
+        """Run a job; its trace is returned with the result."""
         if version() != driver_version:
             return JobResult(
                 f"Draftscope is {version()} on this node and {driver_version} where the sweep was "
@@ -186,7 +187,7 @@ class _RayWorker:
         return result
 
     def _fetched(self, name: str, parts: Sequence[Any]) -> Path:
-        """The path of a shipped file, written when it is first needed."""
+        """The path of a shipped file, written on first use."""
         import ray
 
         key = parts[0].hex() if parts else name
@@ -200,7 +201,7 @@ class _RayWorker:
         return self._kept[key]
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Remove all written files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -17,7 +17,9 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,16 @@ from engine.draft.spec import DRAFT_MODEL as A_DRAFT_MODEL
 from engine.draft.spec import MTP_HEAD
 from engine.errors import OptionError
 from engine.experiments.bench.prompts import default_set, read_prompts
-from engine.files import user_text
+from engine.files import unwritable, user_text
 from engine.foreign import parse_toml
 from engine.gguf.binary import shorten
 from engine.model.compute_modes import COMPUTE_MODES
-from engine.option_fields import PlacedOption, build, options_in
+from engine.option_fields import PlacedOption, build, differing, options_in, plain_value
 from engine.options import RunOptions
 
 MODEL, DRAFT_MODEL = "model", "spec-draft-model"
 COMPUTE, DEVICE, THREADS = "compute", "device", "threads"
+SPEC_TYPE = "spec-type"
 PROMPTS, PROMPT, LIMIT, CHAT, REPEAT = "prompts", "prompt", "limit", "chat", "repeat"
 
 MOST_REPEATS = 1000
@@ -75,18 +78,18 @@ def _compute(value: Any) -> str:
 JOB_KEYS: dict[str, tuple[str, Check, Any]] = {
     MODEL: ("GGUF file, relative to the plan, or demo", _text(_LONGEST_NAME), None),
     DRAFT_MODEL: (
-        "file that drafts, likewise; loaded where a drafter uses it",
+        "draft model file, likewise; loaded if a drafter uses it",
         _text(_LONGEST_NAME),
         None,
     ),
     COMPUTE: ("arithmetic of the weights", _compute, "auto"),
     DEVICE: ("where models run: auto, cpu, cuda or cuda:N", _text(_LONGEST_NAME), "auto"),
-    THREADS: ("CPU threads; without it as many as suit the model", _whole(1, 4096), None),
+    THREADS: ("CPU threads; by default the best number for the model", _whole(1, 4096), None),
     PROMPTS: ("set of prompts: general, python or a JSON file", _text(_LONGEST_NAME), None),
     PROMPT: ("one text to continue, instead of a set", _text(_LONGEST_TEXT), None),
-    LIMIT: ("how many prompts of the set, from its first", _whole(1, 1 << 20), None),
+    LIMIT: ("number of prompts to use, from the first", _whole(1, 1 << 20), None),
     CHAT: ("wrap each text as a user's message", _flag, False),
-    REPEAT: ("runs of a job; the median one counts", _whole(1, MOST_REPEATS), 1),
+    REPEAT: ("runs of a job, of which the median is used", _whole(1, MOST_REPEATS), 1),
 }
 """Keys that are not run options: description, check, and default."""
 
@@ -129,6 +132,32 @@ def run_options(settings: Mapping[str, Any]) -> RunOptions:
     return build(RunOptions, values)
 
 
+def settings_of(options: RunOptions) -> dict[str, Any]:
+    """The settings of a job with these options: the inverse of `run_options`."""
+    keys = {one.path: key for key, one in OPTIONS.items()}
+    return {keys[one.path]: plain_value(one, value) for one, value in differing(options)}
+
+
+def typed_values(key: str, text: str) -> list[Any]:
+    """The values of a known key that are written with commas between them; within a value that is
+    a list, such as draft-mtp+ngram-mod, `+` takes the comma's place. Raises OptionError."""
+    one = OPTIONS.get(key)
+    is_list = one is not None and one.kind is tuple and not one.option.repeats
+    is_text = one is not None and one.kind in (str, tuple)
+    found: list[Any] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        value: Any = word.replace("+", ",") if is_list else word
+        if not is_text:
+            with suppress(ValueError):
+                value = json.loads(word)
+        if problem := why_wrong(key, value):
+            raise OptionError(f"{key}: {shorten(word, 40)} {problem}.", "Correct the values.")
+        found.append(value)
+    if not found:
+        raise OptionError(f"{key} has no values.", "Write them separated by commas.")
+    return found
+
+
 def _read(one: PlacedOption, value: Any) -> Any:
     """The value for the dataclass. Raises ValueError, saying what is wrong."""
     if one.option.repeats:
@@ -155,6 +184,7 @@ MOST_JOBS = 100_000
 _MOST_BYTES = 1 << 20
 _MOST_CHARACTERS = 32 << 20
 _PARTS = ("title", "settings", "grid", "jobs")
+_PLAN_FILE, _TEXTS_FILE = "plan.toml", "prompts.json"
 _REMEDY = "Correct the plan."
 
 
@@ -233,7 +263,7 @@ def read_plan(
                 path,
                 f"{place}, {PROMPT}",
                 f"makes more than {_MOST_CHARACTERS >> 20} MiB in all jobs",
-                "Write it into a file, and name that with prompts.",
+                "Write it into a file, and set prompts to that file.",
             )
         job = maker.job(place, settings)
         if job.key not in jobs:
@@ -241,6 +271,37 @@ def read_plan(
     if not jobs:
         raise _wrong(path, "", "has no jobs; add [[grid]] or [[jobs]]")
     return SweepPlan(path, title, text, tuple(jobs.values()), n - len(jobs))
+
+
+def write_plan(
+    folder: Path,
+    title: str,
+    texts: Sequence[str],
+    settings: Mapping[str, Any],
+    grids: Sequence[Mapping[str, Any]],
+) -> SweepPlan:
+    """Write a plan, and these prompts next to it, into a folder that must be new, and read it.
+    Models are absolute paths. Raises OptionError; the folder is removed then."""
+    tables = [("[settings]", {**settings, PROMPTS: _TEXTS_FILE}), *(("[[grid]]", g) for g in grids)]
+    lines = [f"title = {_toml(shorten(title, 200))}"]
+    for head, table in tables:
+        lines += [head, *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    try:
+        folder.mkdir(parents=True)
+        (folder / _TEXTS_FILE).write_text(json.dumps(list(texts)), encoding="utf-8")
+        (folder / _PLAN_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(folder, error, "Name a new folder.") from error
+    try:
+        return read_plan(folder / _PLAN_FILE, ((folder, folder), {}))
+    except OptionError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _toml(value: Any) -> str:
+    """A text, number, flag or list as TOML, whose texts are those of JSON but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _combinations(
@@ -280,7 +341,7 @@ def _table(path: Path, place: str, value: Any) -> dict[str, Any]:
 
 
 def _check(path: Path, place: str, table: Mapping[str, Any], *, lists: bool) -> None:
-    """Check all keys and values. lists: of values, as the axes of a grid."""
+    """Check all keys and values. lists: whether lists of values are allowed, as axes of a grid."""
     for key, value in table.items():
         if key not in KEYS:
             near = key.lower().replace("_", "-")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import ModelFileError, OptionError
+from engine.errors import Cancelled, DraftscopeError, ModelFileError, OptionError
 from engine.experiments.results.table import (
     FAILED,
     SWEEP,
@@ -59,6 +59,14 @@ Executor = Callable[[Sequence[SweepJob], TraceOf], Results]
 rest."""
 
 
+def pending_jobs(
+    plan: SweepPlan, known: Mapping[str, str], *, retry_failed: bool
+) -> list[SweepJob]:
+    """The jobs that are still to run. known: the status of each job that has a row, by key."""
+    kept = {key for key, status in known.items() if not (retry_failed and status == FAILED)}
+    return [job for job in plan.jobs if job.key not in kept]
+
+
 class Sweep:
     """A plan and its results folder, ready to resume. A context manager: within it no other sweep
     writes to the folder."""
@@ -71,8 +79,6 @@ class Sweep:
         self._writer = ResultsWriter(folder, SWEEP, plan.title, len(plan.jobs), plan.text)
         self.path = self._writer.path
         self._traces = traces
-        known = self._writer.finished()
-        kept = {key for key, status in known.items() if not (retry_failed and status == FAILED)}
         self.total = len(plan.jobs)
         self.varying = frozenset(
             key
@@ -80,7 +86,7 @@ class Sweep:
             for key in {**plan.jobs[0].settings, **one.settings}
             if one.settings.get(key) != plan.jobs[0].settings.get(key)
         )
-        self.pending = [job for job in plan.jobs if job.key not in kept]
+        self.pending = pending_jobs(plan, self._writer.finished(), retry_failed=retry_failed)
         try:
             self._check_models()
         except BaseException:
@@ -96,13 +102,13 @@ class Sweep:
         """Run pending jobs; the row of a job is written before it is yielded, with the expected
         time left, seconds, from the mean since the start; None if nothing is left.
 
-        Raises OptionError if a row or trace cannot be written: the job stays pending.
+        Raises DraftscopeError if a row or trace cannot be written: the job stays pending.
         """
         began, at_start, pending = monotonic(), self.n_done, list(self.pending)
         with closing(execute(pending, self._trace_of)) as results:
             for job, result in results:
                 if result.unwritable:
-                    raise OptionError(result.unwritable, "Free some space, then sweep again.")
+                    raise DraftscopeError(result.unwritable, "Free some space, then sweep again.")
                 self._writer.add(job.key, job.number, job.settings, self._with_trace(job, result))
                 self.pending.remove(job)
                 done = self.n_done
@@ -150,7 +156,7 @@ def _same_model(path: Path, identity: Mapping[str, Any]) -> bool:
     )
 
 
-_LOOK_S = 1.0
+_LOOK_S, _POLL_S = 1.0, 0.1
 
 
 def sweep_worker() -> SweepWorker:
@@ -164,17 +170,19 @@ def one_by_one(
     jobs: Sequence[SweepJob],
     trace_of: Callable[[SweepJob], Path | None],
     make_worker: Callable[[], SweepWorker] = sweep_worker,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[SweepJob, JobResult], None, None]:
     """Run jobs in order and yield each with its result. trace_of: the folder for a job's trace.
 
     The process is killed when the generator is closed, and ends by itself soon after this one.
+    Raises Cancelled.
     """
     process: _WorkerProcess | None = None
     try:
         for job in jobs:
             if process is None:
                 process = _WorkerProcess(make_worker)
-            result = process.run(job, trace_of(job))
+            result = process.run(job, trace_of(job), cancelled)
             if result is None:
                 result, process = JobResult(process.how_it_ended()), None
             yield job, result
@@ -193,10 +201,15 @@ class _WorkerProcess:
         self._process.start()
         theirs.close()
 
-    def run(self, job: SweepJob, trace: Path | None) -> JobResult | None:
-        """The result of a job; None if the process has ended instead."""
+    def run(
+        self, job: SweepJob, trace: Path | None, cancelled: Callable[[], bool]
+    ) -> JobResult | None:
+        """The result of a job; None if the process has ended instead. Raises Cancelled."""
         try:
             self._ours.send((job, trace))
+            while not self._ours.poll(_POLL_S):
+                if cancelled():
+                    raise Cancelled
             result = self._ours.recv()
         except (EOFError, OSError):
             return None
@@ -209,7 +222,7 @@ class _WorkerProcess:
         code = self._process.exitcode or 0
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"status {code}"
         self._ours.close()
-        return f"The process that ran the job ended with {name}. See whether memory is enough."
+        return f"The process that ran the job ended with {name}. Check the memory needed."
 
     def kill(self) -> None:
         """Kill it at once."""

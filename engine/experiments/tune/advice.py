@@ -113,42 +113,53 @@ def outcome(recording: TuneRecording, setting: DraftSetting) -> Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """chosen: the configuration to use, PLAIN if none is shown to be faster. against_plain,
-    against_others: of the fastest measured one."""
+    """chosen: the configuration to use, PLAIN if none is shown to be faster, empty where the time
+    ended before that was decided, as `undecided` says. against_plain, against_others: of the
+    fastest measured one."""
 
     chosen: str
     fastest: str
     against_plain: SpeedComparison | None
     against_others: tuple[SpeedComparison, ...]
+    undecided: str = ""
 
     @property
     def lines(self) -> list[str]:
         """As sentences."""
         found = [one.words for one in (self.against_plain, *self.against_others) if one]
         if self.chosen == PLAIN:
-            found.append("nothing was shown to be faster than plain decoding: leave drafting off")
-        return found
+            found.append("nothing is significantly faster than plain decoding: do not use drafts")
+        return [*found, self.undecided] if self.undecided else found
 
 
-def verdict(confirmed: Sequence[Confirmed]) -> Verdict:
-    """confirmed: the plain one and others; the fastest has most pairs."""
-    plain = next(one for one in confirmed if one.name == PLAIN)
+def verdict(
+    confirmed: Sequence[Confirmed], n_pairs: int = 0, once: Mapping[str, float] | None = None
+) -> Verdict:
+    """confirmed: the plain one and others; the fastest has most pairs. n_pairs: planned; fewer
+    decide where they show which is faster. once: speeds measured once, where there are none."""
+    known = confirmed or [Confirmed(name, (x,), 0, 0, ()) for name, x in (once or {}).items()]
+    plain = next(one for one in known if one.name == PLAIN)
     # by pairs, because effects of text or load apply to all of them
     others = sorted(
-        (one for one in confirmed if one is not plain),
+        (one for one in known if one is not plain),
         key=lambda one: (-len(one.speeds), -compare(one, plain).ratio),
     )
     if not others:
         return Verdict(PLAIN, PLAIN, None, ())
     fastest, *rest = others
-    against = compare(fastest, plain)
+    against, n = compare(fastest, plain), len(plain.speeds) * bool(confirmed)
+    against_others = tuple(compare(fastest, other) for other in rest)
+    if n < n_pairs and not against.is_shown:
+        words = (
+            f"not decided between {PLAIN} and {fastest.name}: the time ended after {n} of "
+            f"{n_pairs} pairs; so far {fastest.name} has {against.ratio:.2f} times the speed of "
+            f"{PLAIN}{'' if n else ', measured once'}"
+        )
+        best = fastest.name if against.ratio > 1 else PLAIN
+        return Verdict("", best, against if n else None, against_others if n else (), words)
     is_faster = against.is_shown and against.wins * 2 > against.n
-    return Verdict(
-        fastest.name if is_faster else PLAIN,
-        fastest.name,
-        against,
-        tuple(compare(fastest, other) for other in rest),
-    )
+    chosen = fastest.name if is_faster else PLAIN
+    return Verdict(chosen, fastest.name, against, against_others)
 
 
 def by_position(recording: TuneRecording, n_max: int) -> list[dict[str, Any]]:
@@ -196,7 +207,7 @@ def undo_bytes(info: ModelInfo, options: RunOptions) -> int:
 
 
 def pareto(found: Sequence[Estimate], info: ModelInfo, base: RunOptions) -> list[dict[str, Any]]:
-    """Pareto-optimal simulated settings of this engine, by speed and memory; memory for some
+    """Pareto-optimal simulated settings of this engine by speed and memory, the latter for several
     numbers of slots."""
     rows = [
         (undo_bytes(info, drafting(base, one.draft)), -one.tokens_per_second, one)
@@ -259,8 +270,8 @@ def engine_flags(
     if setting is None:
         return [
             ("llama-server", "--spec-type none", ()),
-            ("vLLM", "", ("decodes plainly without --speculative-config",)),
-            ("SGLang", "", ("decodes plainly without --speculative-algorithm",)),
+            ("vLLM", "", ("plain decoding is the default without --speculative-config",)),
+            ("SGLang", "", ("plain decoding is the default without --speculative-algorithm",)),
         ]
     file = _FILE if files is None else files.get(setting.drafter, "")
     return [_llama_server(setting, file), _vllm(setting, file), _sglang(setting, file)]
@@ -283,7 +294,7 @@ def _llama_server(setting: DraftSetting, file: str) -> EngineFlags:
 def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
     method = _VLLM.get(setting.drafter)
     if method is None:
-        return ("vLLM", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("vLLM", "", (f"no flags for {setting.drafter} are known",))
     config: dict[str, object] = {"method": method, "num_speculative_tokens": setting.n_max}
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -297,7 +308,7 @@ def _vllm(setting: DraftSetting, file: str) -> EngineFlags:
 def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
     algorithm = _SGLANG.get(setting.drafter)
     if algorithm is None:
-        return ("SGLang", "", (f"no setting for {setting.drafter} is known to us",))
+        return ("SGLang", "", (f"no flags for {setting.drafter} are known",))
     words = [f"--speculative-algorithm {algorithm}"]
     missing = [_no_floor(setting)] if setting.p_min else []
     if setting.drafter in _DRAFTS_WITH_FILE:
@@ -314,4 +325,4 @@ def _sglang(setting: DraftSetting, file: str) -> EngineFlags:
 
 
 def _no_floor(setting: DraftSetting) -> str:
-    return f"it has no floor on the drafter's confidence: p_min {setting.p_min:g} is left out"
+    return f"it has no minimum confidence: p_min {setting.p_min:g} is left out"

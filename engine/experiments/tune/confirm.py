@@ -70,7 +70,7 @@ class SpeedComparison:
         """The verdict in a sentence."""
         odds = f"{self.wins} of {self.n} pairs, p {self.p:.3f}"
         if not self.is_shown:
-            return f"no difference shown between {self.a} and {self.b} ({odds})"
+            return f"no significant difference between {self.a} and {self.b} ({odds})"
         word = "faster" if self.wins * 2 > self.n else "slower"
         return f"{self.a} is {word} than {self.b}: {self.ratio:.2f} times its speed ({odds})"
 
@@ -115,7 +115,7 @@ def compare(a: Confirmed, b: Confirmed) -> SpeedComparison:
 
 
 def check_optuna() -> None:
-    """Raises OptionError where Optuna is not installed."""
+    """Raises OptionError if Optuna is not installed."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:
@@ -131,9 +131,9 @@ def search(
     n_trials: int,
     report: Callable[[str], None] = lambda what: None,
 ) -> list[dict[str, Any]]:
-    """Try settings, the first one as it is now; the trials from the fastest on: values by name,
-    and tokens_per_second, 0 for one that this model cannot run. Raises OptionError without Optuna.
-    """
+    """Try settings, beginning with the current one. Returns the trials, fastest first: values by
+    name, and tokens_per_second, 0 for one that this model cannot run. Raises OptionError without
+    Optuna."""
     check_optuna()
     import optuna
 

@@ -1,5 +1,5 @@
-"""Lengths of drafts: options of a run that drafts with one drafter, and what the rounds of a server
-say of lengths that were not measured."""
+"""Draft lengths: options of a run with one drafter, and what the rounds of a server predict for
+lengths that were not measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.trace.store import TraceStore
 from engine.trace.writer import TraceWriter
 
 LOOK_UPS = ("ngram-mod", "suffix")
-"""Drafters without a model that are tried in addition to those that the files make possible."""
+"""Drafters without a model, tried in addition to those that the files allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class DraftSetting:
 
     @property
     def name(self) -> str:
-        """In words, for tables."""
+        """For tables."""
         floor = f", p_min {self.p_min:g}" if self.p_min else ""
         return f"{self.drafter}, n_max {self.n_max}{floor}"
 
@@ -45,12 +45,12 @@ def has_length(drafter: str) -> bool:
 
 
 def has_floor(drafter: str) -> bool:
-    """Whether --spec-draft-p-min means something to a drafter."""
+    """Whether --spec-draft-p-min affects a drafter."""
     return DRAFTERS[drafter].needs is not None
 
 
 def length_options(setting: DraftSetting) -> dict[str, Any]:
-    """The part of the options that a drafter's length is in: values by field."""
+    """The options that set a drafter's length: values by field."""
     spec = DRAFTERS[setting.drafter]
     if spec.needs:
         return {"n_max": setting.n_max, "p_min": setting.p_min, "n_min": 0}
@@ -68,8 +68,8 @@ def drafting(
     verify_max: int | None = None,
     rates: Sequence[float] = (),
 ) -> RunOptions:
-    """The options with this drafter alone. rates: of synthetic acceptance, for the longest draft;
-    as many as the draft has are used. Raises OptionError for a length out of range."""
+    """The options with this drafter alone. rates: of synthetic acceptance for the longest draft; as
+    many as this draft has tokens are used. Raises OptionError for a length out of range."""
     spec, values = DRAFTERS[setting.drafter], length_options(setting)
     if spec.field:
         part = replace(getattr(base.spec, spec.field), **values)
@@ -88,9 +88,9 @@ def drafting(
 
 
 ServerRounds = Sequence[Sequence[tuple[int, int]]]
-"""By answer, tokens drafted and accepted in each round."""
+"""Tokens drafted and accepted in each round, by answer."""
 _FEW = 24
-"""Drafts below which a run says too little."""
+"""Fewest drafts that predict anything."""
 _ROUND = (
     *("round", "seq_id", "num_draft_tokens", "num_accepted_draft_tokens"),
     *("num_emitted", "verify_width"),
@@ -98,12 +98,12 @@ _ROUND = (
 
 
 TokensPerRound = Callable[[Sequence[int]], Sequence[float]]
-"""Tokens that a round brings on average at each n_max, 0 for plain decoding."""
+"""Mean tokens per round at each n_max, 0 for plain decoding."""
 
 
 def recorded(answers: ServerRounds, rates: Sequence[float] = ()) -> TokensPerRound | None:
-    """What the simulator makes of the rounds of a run; None where they are too few. rates: of
-    synthetic acceptance, by which it is known."""
+    """What the simulator predicts from recorded rounds; None if there are too few drafts. rates: of
+    synthetic acceptance, which decide it alone."""
     if rates:
         return lambda lengths: [1 + sum(rates[:n]) for n in lengths]
     if sum(drafted > 0 for rounds in answers for drafted, _ in rounds) < _FEW:
@@ -130,10 +130,10 @@ def recorded(answers: ServerRounds, rates: Sequence[float] = ()) -> TokensPerRou
 def at_best(
     tokens_per_round: TokensPerRound, measured: Mapping[int, float], lengths: Iterable[int]
 ) -> dict[int, float]:
-    """Tokens per second that each n_max can have at most. measured: speeds known, by n_max, 0 for
-    plain decoding. What a round costs follows from them by the width of its verification; where it
-    was not measured it costs no less than the nearest narrower one: kernels for few rows end at
-    some width (8 with llama.cpp's MMVQ), so between two measured ones it may jump anywhere."""
+    """Upper bound of tokens per second at each n_max. measured: known speeds by n_max, 0 for plain
+    decoding. They give the cost of a round by its width of verification. An unmeasured round is
+    assumed to cost as much as the dearest narrower one: kernels for few rows end at some width (8
+    with llama.cpp's MMVQ), so that the cost may jump anywhere between two measured widths."""
     wanted = sorted({*lengths, *measured})
     per_round = dict(zip(wanted, tokens_per_round(wanted), strict=True))
     found, least_ms = {}, 0.0

@@ -1,11 +1,11 @@
-"""Settings measured on a user's own server, which is started with each of them, or runs already.
+"""Settings measured on a user's own server: started with each of them, or already running.
 
-The longest draft is measured once, and its rounds are recorded where the server reports them: the
-simulator then says which lengths can be faster than the best so far, and the middle one of them is
-next. Else they are tried from the shortest on until two in a row are clearly slower than the best.
-Floors are tried at the best lengths; the best three, less what is much slower, and plain
-decoding are then measured in alternation. What has been measured is kept in a file, if one is
-named, from which the same command goes on after it was ended.
+The longest draft is measured first, and its rounds are recorded if the server reports them. The
+simulator then tells which lengths can be faster than the best so far; the middle one is next.
+Without rounds, lengths are tried from the shortest on until two in a row are clearly slower than
+the best. Floors are tried at the best two lengths. The best three settings, except those that are
+much slower, are then measured in alternation with plain decoding. Measurements are kept in a file
+if one is named, so that the same command can resume.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,8 +26,7 @@ from typing import Any
 
 from msgspec import ValidationError, convert
 
-from engine.analysis.run_cost import sign_test
-from engine.errors import OptionError, PeerLibraryError
+from engine.errors import OptionError, PeerLibraryError, ServerError
 from engine.experiments.bench.llama_programs import free_port, served
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import ServerPass, TimedServer
@@ -45,44 +43,44 @@ from engine.experiments.tune.lengths import (
 from engine.files import unwritable
 from engine.plain_text import counted
 
-_WAIT_LONGER = "Give it more time with --budget, or see what its log says."
+_WAIT_LONGER = "Give it more time with --budget, or check its log."
 _LEAST_TOKENS = 16
 _CLEARLY_SLOWER, _HOPELESS = 0.9, 0.8
 _WORTH = 1.02
-"""How much faster than the best one a length has to be able to be."""
+"""Least possible speed-up over the best length for another one to be measured."""
 _N_FINALISTS = 3
 _WARM_TOKENS = 8
 _AGAIN = 3
-"""Times that one prompt is asked, where its text is of no account."""
+"""How often a prompt is asked if its text does not matter."""
 _SHARE, _PAIRS = 0.9, 0.45
-"""Of the seconds left, those that are planned with: for each setting once, for all pairs of all
+"""Planned share of the seconds left: for measuring each setting once; for all pairs of all
 finalists."""
 _ENOUGH_TOKENS = 64
-"""Of an answer, below which a pair has fewer prompts instead."""
+"""Tokens per answer; for fewer, a pair has fewer prompts instead."""
 _SCREENING = 0.4
-"""Of the seconds given, when no further setting is tried."""
+"""Share of the given seconds after which no further setting is tried."""
 _MOST_PAIRS = 4
-"""Times the pairs that were asked for, that those go on that are not decided."""
+"""Most pairs, as a multiple of those asked for, if the comparison is undecided."""
 _OVERTIME = 1.0
-"""Of the seconds given, those after them when a server is not waited for any longer."""
+"""How long after the given seconds a server is still waited for, as a share of them."""
 _SURE = 0.01
-"""Probability below which they end before that: looked at after each pair, it is met by chance more
-often than a probability says."""
+"""Significance level for additional pairs: stricter, because testing after each pair makes a chance
+result more likely."""
 _MARGIN = 1.2
-"""Of the time of a pair, what has to be left for one more."""
+"""Another pair is started if this multiple of the time of the last one is left."""
 _FAMILIES = ("vllm", "sglang")
 _HEAD = '{"kind": "draftscope tune --server"'
-"""Begins a file of measurements."""
+"""Start of a file of measurements."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """command: of a server, with {flags} where those of a setting go and {port}; both are added
-    where they are missing. running: addresses of servers that run, by name, instead. files: of
-    drafters, where the command does not name them. key: that the servers ask for; else that of
-    the command. lengths and floors: of drafts, for each drafter. rates: of synthetic acceptance, as
-    many as the longest draft has. most_s: seconds in all. kept: file of measurements."""
+    """command: of a server, with {flags} for the flags of a setting, and {port}; both are appended
+    if missing. running: instead, addresses of running servers by name. files: of drafters, if the
+    command does not name them. key: API key of the servers; default: that in the command. lengths
+    and floors: of drafts, for each drafter. rates: of synthetic acceptance, at least as many as the
+    longest draft has tokens. most_s: total seconds. kept: file of measurements."""
 
     prompts: Sequence[str]
     command: str = ""
@@ -102,8 +100,8 @@ class ServerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerTuned:
-    """What was found. screened: speed and acceptance of every setting that was tried once.
-    flags: to paste, for the engine of the command."""
+    """The result. screened: speed and acceptance of every setting that was measured once. flags:
+    for the engine of the command; those of the fastest so far if the verdict chooses nothing."""
 
     n_predict: int
     screened: Mapping[str, tuple[float, float | None]]
@@ -113,13 +111,13 @@ class ServerTuned:
 
 
 def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: None) -> ServerTuned:
-    """Do all of it. Raises OptionError for a command that cannot be started and for fewer rates
-    than the longest draft has tokens, PeerLibraryError where a server ends, ServerError where one
-    does not answer."""
+    """Find the best setting. Raises OptionError for a command that cannot be started or too few
+    rates, PeerLibraryError if a server ends, ServerError if one does not answer, unless the time
+    ended after a setting that drafts was measured."""
     if plan.running and PLAIN not in plan.running:
         raise OptionError(
-            f"None of the servers is called {PLAIN}.",
-            f"Give the one that does not speculate as {PLAIN}=URL.",
+            f"None of the servers has the name {PLAIN}.",
+            f"Give the server without speculation as {PLAIN}=URL.",
         )
     longest = max(plan.lengths, default=0)
     if plan.rates and len(plan.rates) < longest:
@@ -133,7 +131,7 @@ def tune_server(plan: ServerPlan, report: Callable[[str], None] = lambda what: N
 class _Tuner:
     def __init__(self, plan: ServerPlan, report: Callable[[str], None]) -> None:
         self.plan, self.report = plan, report
-        # synthetic acceptance depends on no text: what a prompt takes is for more tokens instead
+        # synthetic acceptance ignores the text: a short prompt leaves more time for tokens
         self.prompts = [min(plan.prompts, key=len)] * _AGAIN if plan.rates else plan.prompts
         began = time.monotonic()
         self.until, self.screen_until = began + plan.most_s, began + _SCREENING * plan.most_s
@@ -141,27 +139,40 @@ class _Tuner:
         self.kept = _SavedMeasurements(plan)
         self.start_s = self.prompt_s = 0.0
         self.settings: dict[str, DraftSetting] = {}
-        self.models: dict[int, str] = {}  # parameters, 0 where not known, and one that has them
+        self.models: dict[int, str] = {}  # name by number of parameters, 0 if unknown
         self.n_predict = self.kept.n_predict or plan.n_predict
         self.screened: dict[str, tuple[float, float | None]] = {}
+        self.is_over = False
 
     def tune(self) -> ServerTuned:
-        names = list(self.plan.running) or [PLAIN]
-        for name in names:
-            self._screen(name)
-        if not self.plan.running:
-            for drafter in self.plan.drafters:
-                self._screen_lengths(drafter)
+        with self._in_time():
+            for name in [*self.plan.running] or [PLAIN]:
+                self._screen(name)
+            if not self.plan.running:
+                for drafter in self.plan.drafters:
+                    self._screen_lengths(drafter)
         ranked = sorted(self.screened, key=lambda name: -self.screened[name][0])
         least = _HOPELESS * self.screened[ranked[0]][0]
         drafting = [name for name in ranked if name != PLAIN]
         near = [name for name in drafting[1:_N_FINALISTS] if self.screened[name][0] >= least]
-        confirmed = self._confirm([PLAIN, *drafting[:1], *near])
-        judged = verdict(confirmed)
+        confirmed = [] if self.is_over else self._confirm([PLAIN, *drafting[:1], *near])
+        once = {name: self.screened[name][0] for name in ranked}
+        judged = verdict(confirmed, self.plan.pairs, once)
         flags = None
         if not self.plan.running:
-            flags = self._engine_flags(self.settings.get(judged.chosen))
+            flags = self._engine_flags(self.settings.get(judged.chosen or judged.fastest))
         return ServerTuned(self.n_predict, self.screened, confirmed, judged, flags)
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """A part of the work that ends where an answer is given up because the time is over, if
+        what has been measured allows a comparison."""
+        try:
+            yield
+        except (PeerLibraryError, ServerError):
+            if time.monotonic() < self.given_up or self.screened.keys() <= {PLAIN}:
+                raise
+            self.is_over = True
 
     def _screen_lengths(self, drafter: str) -> None:
         """Lengths that the recorded longest one makes promising, or from the shortest on; then
@@ -192,7 +203,7 @@ class _Tuner:
     def _promising(
         self, per_round: TokensPerRound, found: Mapping[int, float], lengths: Sequence[int]
     ) -> int | None:
-        """The next length to measure: the middle one of those that may be worth it; None where no
+        """The next length to measure: the middle one of those that may be worth it; None if no
         other can be clearly faster than the best."""
         speeds = at_best(per_round, {0: self.screened[PLAIN][0], **found}, lengths)
         best = max(found.values())
@@ -204,8 +215,8 @@ class _Tuner:
         return setting.name
 
     def _screen(self, name: str, *, by_round: bool = False) -> float:
-        """Speed of a setting, measured once; of the first one, how many tokens the time allows.
-        by_round: keep its rounds."""
+        """Speed of a setting, measured once. The first one also decides how many tokens the time
+        allows. by_round: keep its rounds."""
         known = self.kept.screened.get(name)
         if known is None:
             began = time.monotonic()
@@ -225,7 +236,7 @@ class _Tuner:
         return known[0]
 
     def _choose_n_predict(self, server: TimedServer, start_s: float) -> None:
-        """As many tokens a request as fit into the time, at plain decoding's speed."""
+        """Set the tokens per request that fit into the time at the speed of plain decoding."""
         plan = self.plan
         tried = server.ask(self.prompts[:1], _LEAST_TOKENS, ignore_eos=True)
         n_settings = len(plan.running) or 1 + len(plan.drafters) * (
@@ -239,8 +250,8 @@ class _Tuner:
         self.report(f"{counted(len(self.prompts), 'prompt')}, {self.n_predict} tokens each")
 
     def _in_pairs(self, names: Sequence[str]) -> tuple[int, int]:
-        """Prompts of a pair and tokens of an answer: as many as what is left of the time allows at
-        the speeds that were measured, which other work on the machine may have changed."""
+        """Prompts of a pair and tokens of an answer, as many as the time left allows at the
+        measured speeds, which other work on the machine may have changed."""
         if self.kept.in_pairs is None:
             left = _PAIRS * (self.until - time.monotonic()) - self.start_s * len(names)
             each = sum(1 / max(self.screened[name][0], 1e-3) for name in names)
@@ -256,13 +267,15 @@ class _Tuner:
         return self.kept.in_pairs
 
     def _confirm(self, names: Sequence[str]) -> list[Confirmed]:
-        """The finalists in alternation, all servers running at once where memory allows it. Where
-        the pairs do not show whether the fastest beats plain decoding, these two go on."""
+        """Measure the finalists in alternation, with all servers running at once if memory allows.
+        If the pairs do not show whether the fastest beats plain decoding, these two continue.
+        Returns whole pairs; none if the time ended in the first."""
         texts: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in names}
         speeds: dict[str, list[float]] = {name: [] for name in names}
         n_prompts, n_predict = self._in_pairs(names)
         around = [*self.prompts, *self.prompts]
-        with ExitStack() as stack:
+        number = 0
+        with self._in_time(), ExitStack() as stack:
             servers: dict[str, TimedServer] = {}
             together, racing, took_s = True, list(names), 0.0
             for number in range(_MOST_PAIRS * self.plan.pairs):
@@ -285,7 +298,7 @@ class _Tuner:
                         except PeerLibraryError:
                             if not servers:
                                 raise
-                            stack.close()  # not enough memory for all of them, most likely
+                            stack.close()  # most likely not enough memory for all of them
                             servers, together = {}, False
                     with ExitStack() as alone:
                         server = servers.get(name) or alone.enter_context(self._server(name))
@@ -303,24 +316,22 @@ class _Tuner:
             both = [(texts[name][i], plain[i]) for i in texts[name] if i in plain]
             pairs = [pair for of in both for pair in zip(*of, strict=True)]
             same = sum(mine == other for mine, other in pairs)
-            found.append(Confirmed(name, tuple(speeds[name]), same, len(pairs), ()))
-        return found
+            n_whole = number if self.is_over else len(speeds[name])
+            found.append(Confirmed(name, tuple(speeds[name][:n_whole]), same, len(pairs), ()))
+        return [one for one in found if one.speeds]
 
     def _undecided(self, racing: Sequence[str], speeds: Mapping[str, Sequence[float]]) -> list[str]:
-        """Plain decoding and the fastest other one, where pairs do not show which is faster."""
-        drafting = [name for name in racing if name != PLAIN]
-        if not drafting:
+        """Plain decoding and the fastest other one, if their pairs do not show which is faster."""
+        judged = verdict([Confirmed(name, tuple(speeds[name]), 0, 0, ()) for name in racing])
+        against, is_last = judged.against_plain, len(speeds[PLAIN]) == self.plan.pairs
+        if against is None or against.p < (SIGNIFICANT if is_last else _SURE):
             return []
-        by_pair = {name: [*zip(speeds[name], speeds[PLAIN], strict=True)] for name in drafting}
-        fastest = max(drafting, key=lambda name: statistics.median(a - b for a, b in by_pair[name]))
-        pairs = by_pair[fastest]
-        p = sign_test(sum(a > b for a, b in pairs), sum(a != b for a, b in pairs))
-        is_last = len(pairs) == self.plan.pairs
-        return [] if p < (SIGNIFICANT if is_last else _SURE) else [PLAIN, fastest]
+        return [PLAIN, judged.fastest]
 
     @contextmanager
     def _server(self, name: str) -> Iterator[TimedServer]:
-        """A server with this setting that answers; one that was started here is gone afterwards."""
+        """A server with this setting that answers; it is stopped afterwards if it was started
+        here."""
         left = min(self.plan.most_s, self.given_up - time.monotonic())
         if self.plan.running:
             server = TimedServer(self.plan.running[name], self.plan.key)
@@ -329,8 +340,8 @@ class _Tuner:
             if len(models := [one for one in self.models.items() if one[0]]) > 1:
                 (n, one), (other_n, other) = models
                 raise OptionError(
-                    f"{one} and {other} have two models, of {n:,} and {other_n:,} parameters.",
-                    "Name servers of one model.",
+                    f"{one} and {other} have other models: {n:,} and {other_n:,} parameters.",
+                    "Name servers with the same model.",
                 )
             self._warm(server)
             yield server
@@ -346,12 +357,12 @@ class _Tuner:
     def _ask(
         self, server: TimedServer, prompts: Sequence[str], n: int, *, by_round: bool = False
     ) -> ServerPass:
-        """by_round: with rounds, which acceptance by chance needs anyway to leave luck out."""
+        """by_round: also get rounds. Synthetic acceptance always needs them, to exclude luck."""
         by_round = by_round or bool(self.plan.rates)
         return server.ask(prompts, n, ignore_eos=self.plan.ignore_eos, by_round=by_round)
 
     def _warm(self, server: TimedServer) -> None:
-        """What a server does for the first time takes longer."""
+        """Ask once, because what a server does for the first time takes longer."""
         server.until = self.given_up
         server.ask(self.prompts[:1], _WARM_TOKENS, ignore_eos=True)
 
@@ -367,8 +378,8 @@ class _Tuner:
         found = shutil.which(words[0]) if words else None
         if found is None:
             raise OptionError(
-                f"There is no program {(words or [''])[0][:80]!r} for --server.",
-                "Begin the command with a program on $PATH, or with its path.",
+                f"The program {(words or [''])[0][:80]!r} of --server does not exist.",
+                "Start the command with a program in $PATH, or with its path.",
             )
         flags = self._words(name)
         longest = self._engine_flags(DraftSetting("draft-mtp", 1, 0.5))[1]
@@ -376,9 +387,9 @@ class _Tuner:
         mine = {word for word in self.plan.command.split() if word.startswith("-")}
         if given := [word for word in changed if word in mine]:
             raise OptionError(
-                f"The command of --server has {given[0]} itself, which settings change.",
-                "Leave it out there; what acceptance is set to is given next to --server, "
-                "with --spec-synth-rates.",
+                f"The command of --server has {given[0]}, which the settings change.",
+                "Leave it out there; give synthetic acceptance rates with --spec-synth-rates of "
+                "this command.",
             )
         if not any("{flags}" in word for word in words):
             words.append("{flags}")
@@ -413,7 +424,7 @@ class _Tuner:
 
 
 class _SavedMeasurements:
-    """Measurements in a file, a line of JSON each, after one that says what they are of."""
+    """Measurements in a file, one JSON object per line; the first line identifies the command."""
 
     def __init__(self, plan: ServerPlan) -> None:
         self.n_predict: int | None = None
@@ -427,7 +438,7 @@ class _SavedMeasurements:
         of = json.dumps([plan.command, dict(plan.running), list(plan.prompts), plan.n_predict])
         key = hashlib.sha256(f"{of} {plan.rates} {plan.ignore_eos}".encode()).hexdigest()[:16]
         lines = plan.kept.read_text(encoding="utf-8").splitlines() if plan.kept.exists() else []
-        if all(line.startswith(_HEAD) for line in lines):  # of commands that did not start
+        if all(line.startswith(_HEAD) for line in lines):  # only commands that failed to start
             self.add({"kind": "draftscope tune --server", "of": key})
             return
         try:
@@ -458,7 +469,7 @@ class _SavedMeasurements:
             self.pairs[one["name"], convert(one["pair"], int)] = convert(one["speed"], float)
 
     def add(self, line: Mapping[str, object]) -> None:
-        """Take a line, append it and have it on disk. Raises OptionError where that fails."""
+        """Apply a line, append it and sync it to disk. Raises OptionError if that fails."""
         self._take(line)
         if self._path is None:
             return

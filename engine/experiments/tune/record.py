@@ -1,11 +1,11 @@
-"""One recording for each drafter: long drafts at every place of every text, and what rounds cost.
+"""One recording per drafter: long drafts at every place of every text, and what rounds cost.
 
-The texts are decoded with long drafts of which nothing is verified, so the drafter is asked at
-every place, and what it would have been right in follows from the text (engine.analysis.what_if).
-What rounds of each length cost is measured by short runs that verify their drafts whole, on a few
-prompts. Every such run is done twice, and the second one counts: what a run does for the first time
-takes longer, and the next one of the session finds it done (engine.memory.hybrid). Under synthetic
-acceptance the drafts have to be verified to be judged at all.
+The texts are decoded with long drafts that are not verified, so that the drafter is asked at every
+place; whether it was right follows from the text (engine.analysis.what_if). The cost of rounds of
+each length is measured by short runs on a few prompts that verify whole drafts. Every such run is
+done twice and the second one counts, because what a run does for the first time takes longer, and
+the next run of the session reuses it (engine.memory.hybrid). With synthetic acceptance, drafts must
+be verified to be judged at all.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from engine.session import Session
 from engine.trace.run_ref import RunRef
 
 LONGEST = 16
-"""Tokens of the drafts that are recorded."""
+"""Length of recorded drafts, in tokens."""
 _LENGTHS = (1, 2, 3, 4, 5, 7, 8, 12, 16)
 _COST_PROMPTS = 2
 _COST_TOKENS = 64
 _COST_PASSES = 4
 _COST_S = 4.0
-"""Seconds after which there is no further pass."""
+"""Seconds after which no further pass begins."""
 _LEAST_FLOOR = 1e-6
-"""No token is below it, but the drafter looks at every step."""
+"""No token is below it, but with it the drafter checks every step."""
 _MIXED = ((8, 0.3), (8, 0.7))
-"""n_max and p_min of rounds whose widths change as they do under a floor, width 1 among them."""
+"""n_max and p_min of rounds whose widths vary as with a floor, including width 1."""
 _FEW = 4
 
 LEAST_PAIRS, MOST_PAIRS = 6, 200
 
 Report = Callable[[str], None]
-"""Takes what is done now."""
+"""Takes what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """base: options but for speculation; its n_predict is for every prompt. drafters: names.
-    rates: of synthetic acceptance, empty while the target decides. files: names of the files that
-    draft, by drafter."""
+    """base: options other than speculation; its n_predict applies to every prompt. drafters: names.
+    rates: of synthetic acceptance, empty if the target decides. files: names of drafter files, by
+    drafter."""
 
     prompts: Sequence[NamedPrompt]
     base: RunOptions
@@ -65,7 +65,7 @@ class TunePlan:
         if not LEAST_PAIRS <= self.pairs <= MOST_PAIRS:
             raise OptionError(
                 f"--pairs is outside {LEAST_PAIRS}..{MOST_PAIRS}.",
-                "Fewer cannot show a difference, however large it is.",
+                "Fewer cannot show a significant difference.",
             )
         if not self.drafters:
             raise OptionError(
@@ -74,13 +74,14 @@ class TunePlan:
             )
 
     def drafting(self, setting: DraftSetting, verify_max: int | None = None) -> RunOptions:
-        """Its options with this drafter alone. Raises OptionError for a length out of range."""
+        """The base options with this drafter alone. Raises OptionError for a length out of
+        range."""
         return drafting(self.base, setting, verify_max=verify_max, rates=self.rates)
 
 
 @dataclass(frozen=True, slots=True)
 class TuneRecording:
-    """What one drafter did. rounds: with long drafts; costs: None where nothing was timed."""
+    """What one drafter did. rounds: with long drafts. costs: None if nothing was timed."""
 
     drafter: str
     rounds: RecordedRounds
@@ -93,20 +94,20 @@ def record(
     """Record each drafter. texts: the plan's prompts as the model reads them. Raises what
     Session.start raises."""
     rates = plan.rates
-    report("plain decoding, for the time of its step")
+    report("plain decoding, to time its step")
     plain_rounds = _repeated(session, texts, Configuration.plain(plan.base).options)
     longest = min(LONGEST, len(rates) or LONGEST)
     parts: dict[str, tuple[RecordedRounds, RecordedRounds, RecordedRounds | None]] = {}
     for drafter in filter(has_length, plan.drafters):
-        report(f"{drafter}: drafts of {longest} tokens at every place")
+        report(f"{drafter}: drafts of {longest} tokens at every position")
         judged = None if rates else 0
         wanted = plan.drafting(DraftSetting(drafter, longest), judged)
         rounds = _rounds(session, texts, wanted)
         if rates:
-            n = int(rounds.emitted.sum())  # rounds of a text, at most
+            n = int(rounds.emitted.sum())  # at least the rounds of any text
             chance = accepted_by_chance(rates[:longest], plan.base.sampler.seed, n)
             rounds = replace(rounds, chance=chance)
-        report(f"{drafter}: what rounds of each length cost")
+        report(f"{drafter}: times of rounds of each length")
         lengths = [n for n in _LENGTHS if n <= longest]
         tried = [DraftSetting(drafter, n) for n in lengths]
         cost, floored = _cost_rounds(session, texts, plan, tried), None
@@ -124,7 +125,7 @@ def record(
 
 
 def _passes(cost: RecordedRounds, floored: RecordedRounds | None) -> RecordedRounds:
-    """Those whose passes are as in real runs."""
+    """The rounds whose passes are as in real runs."""
     return RecordedRounds.joined([cost, *([floored] if floored else [])])
 
 
@@ -134,8 +135,8 @@ def _costs(
     plain: RecordedRounds,
     shared: RoundCosts | None,
 ) -> RoundCosts | None:
-    """cost: of short runs without a floor; floored: with one, None where the drafter has none.
-    shared: the costs of all drafters together."""
+    """cost: short runs without a floor; floored: with one, None if the drafter has none. shared:
+    costs of all drafters together."""
     costs = RoundCosts.measured(_passes(cost, floored), plain)
     at_once = RoundCosts.measured(cost)
     by_step = RoundCosts.measured(floored) if floored else None
@@ -153,7 +154,7 @@ def _costs(
 
 
 def completed(own: CostCurve, others: CostCurve) -> CostCurve:
-    """A curve whose numbers that were measured less than a few times are taken from another."""
+    """A curve whose points that were measured only a few times are taken from another one."""
     kept = (own.n >= _FEW) | ~np.isin(own.at, others.at)
     more = ~np.isin(others.at, own.at[kept])
     order = np.argsort([*own.at[kept], *others.at[more]])
@@ -164,8 +165,8 @@ def completed(own: CostCurve, others: CostCurve) -> CostCurve:
 def _cost_rounds(
     session: Session, texts: Sequence[Prompt], plan: TunePlan, settings: Sequence[DraftSetting]
 ) -> RecordedRounds:
-    """Rounds of every setting, the settings in turn, so that what else the machine does hits them
-    alike; several passes as long as they are short."""
+    """Rounds of every setting. The settings alternate, so that other load affects them alike;
+    several passes if they are short."""
     options = [shorter(plan.drafting(one), _COST_TOKENS) for one in settings]
     n, parts, began = min(_COST_PROMPTS, len(texts)), [], perf_counter()
     for again in range(_COST_PASSES):
@@ -185,7 +186,7 @@ def _repeated(session: Session, prompts: Sequence[Prompt], options: RunOptions) 
 
 
 def _rounds(session: Session, prompts: Sequence[Prompt], options: RunOptions) -> RecordedRounds:
-    """Every prompt alone, one after another in one slot, as a server has them."""
+    """Every prompt alone, one after another in one slot, as a server gets them."""
     run = session.start(prompts, options)
     run_to_end(run)
     return RecordedRounds.of(RunRef(run.trace, run.run_id))

@@ -23,7 +23,7 @@ _MOST_TRIALS = 5
 
 
 def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
-    """data: of engine.experiments.tune.tune.tune."""
+    """data: as engine.experiments.tune.tune.tune returns it."""
     n = len(data["prompts"])
     title = f"Settings for {shown(data['model'].get('name'))}"
     return Report(
@@ -32,15 +32,15 @@ def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
         f"compute {data['compute']}, {data['environment']['threads']} threads",
         [
             Section("Recommended", list(_recommended(data))),
-            Section("Real runs, in alternation", list(_confirmed(data))),
-            Section("What it takes to pay", list(_costs(data))),
+            Section("Runs in alternation", list(_confirmed(data))),
+            Section("Break-even", list(_costs(data))),
             Section(
                 f"Acceptance of {data['verdict']['fastest']}",
                 [*_positions(data), *_categories(data)],
             ),
             Section("Speed against memory", list(_pareto(data))),
             Section("Rules, simulated", list(_rules(data))),
-            Section("Search by real runs", list(_trials(data))),
+            Section("Search by runs", list(_trials(data))),
             settings_section(recorded_options(data["options"])),
             model_section(data["model"]),
             machine_section(
@@ -53,7 +53,7 @@ def tune_report(data: Mapping[str, Any], command: Sequence[str] = ()) -> Report:
 
 def findings(report: Report) -> Report:
     """The report without what a terminal does not need: settings, model, machine, command."""
-    names = ("Settings", "Model", "Machine and versions", "How to repeat it")
+    names = ("Settings", "Model", "Machine and versions", "Command to repeat it")
     return Report(
         report.title,
         report.summary,
@@ -95,8 +95,7 @@ def _confirmed(data: Mapping[str, Any]) -> Iterator[Part]:
         yield Remark("Acceptance is synthetic: the texts are not the model's.")
     elif any(one["same"] < one["n_prompts"] for one in data["confirmed"]):
         yield Remark(
-            "Not every text is plain decoding's: `draftscope match` tells whether that is a tie.",
-            "warning",
+            "Some texts differ from plain decoding: `draftscope match` shows why.", "warning"
         )
 
 
@@ -106,9 +105,9 @@ def _costs(data: Mapping[str, Any]) -> Iterator[Part]:
         if not costs or costs.get("break_even_acceptance") is None:
             continue
         needed, got = costs["break_even_acceptance"], costs["acceptance"]
-        cannot = ", which no draft of this length reaches" if needed > 1 else ""
+        cannot = ", impossible with this draft length" if needed > 1 else ""
         yield Remark(
-            f"{one['name']}: pays from an acceptance of {decimals(needed, 3)}{cannot}; it has "
+            f"{one['name']}: faster from an acceptance of {decimals(needed, 3)}{cannot}; it has "
             f"{decimals(got, 3)}. A round of {decimals(costs['round_ms'], 2)} ms (drafting "
             f"{decimals(costs['draft_ms'], 2)}, verifying {decimals(costs['verify_ms'], 2)}, rest "
             f"{decimals(costs['rest_ms'], 2)}) brings {decimals(costs['tokens_per_round'], 2)} "
@@ -176,9 +175,7 @@ def _pareto(data: Mapping[str, Any]) -> Iterator[Part]:
                 for row in rows
             ],
         )
-        yield Remark(
-            "Memory: snapshots and checkpoints of recurrent states, to undo what is wrong."
-        )
+        yield Remark("Memory: snapshots and checkpoints of recurrent states, for rollbacks.")
 
 
 def _rules(data: Mapping[str, Any]) -> Iterator[Part]:
@@ -213,4 +210,4 @@ def _trials(data: Mapping[str, Any]) -> Iterator[Part]:
                 for row in rows[:_MOST_TRIALS]
             ],
         )
-        yield Remark("Each was run once: a small lead may be chance.")
+        yield Remark("Each was run once: a small lead may be by chance.")

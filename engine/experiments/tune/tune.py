@@ -1,16 +1,18 @@
 """From a model, its drafters and prompts to settings: record, simulate, confirm, advise.
 
-    plan = TunePlan(prompts, base, drafters, pairs=6)
-    data = tune(session, plan, texts, report)
+   plan = TunePlan(prompts, base, drafters, pairs=6)
+   data = tune(session, plan, texts, report)
 
 The result is plain data, as it is written to a file; engine.experiments.tune.report shows it.
 
-Its recommendation is checked by a grid of real runs: every setting is run once, the faster half of
-them a second time, and the fastest of those, the recommended one and plain decoding in pairs: the
-fastest of a hundred noisy times is mostly a lucky one, and only the pairs are compared. Its
-simulator is checked by a recording that knows nothing of the runs, and every setting run after it,
-twice, of which the second counts; all that several times over, the order changing, and medians
-count, so that a machine that is faster at one time is not taken for an error of the simulator.
+`check_grid` checks the recommendation by a grid of real runs. Every setting is run once, the faster
+half a second time; then the fastest, the recommended one and plain decoding run in pairs. Only the
+pairs are compared, because the fastest of a hundred noisy times is mostly luck.
+
+`simulator_error` checks the simulator: a recording is made before any of the runs that it predicts,
+then every setting is run twice, and the second run counts. This is repeated in changing order and
+medians are taken, so that a machine whose speed changes is not mistaken for an error of the
+simulator.
 """
 
 from __future__ import annotations
@@ -63,8 +65,9 @@ def chosen(data: Mapping[str, Any]) -> DraftSetting | None:
 def tune(
     session: Session, plan: TunePlan, texts: Sequence[Prompt], report: Report = lambda what: None
 ) -> dict[str, Any]:
-    """Do all of it. texts: the plan's prompts as the model reads them. report: called with what
-    is done now. Raises what Session.start raises, and OptionError where no drafter drafts."""
+    """Record, simulate and confirm. texts: the plan's prompts as the model reads them. report:
+    called with what is being done. Raises what Session.start raises, and OptionError if no drafter
+    drafts."""
     wait_for_huge_pages()
     start = perf_counter()
     recordings = record(session, texts, plan, report)
@@ -93,8 +96,8 @@ def tune(
 
 
 def write_results(data: Mapping[str, Any], folder: Path) -> Path:
-    """Write what `tune` returns as a results file; returns where it is. Raises OptionError where
-    it cannot be written, TraceFileError where the folder has something else of that name."""
+    """Write what `tune` returns as a results file; returns its path. Raises OptionError if it
+    cannot be written, TraceFileError if the folder has another file of that name."""
     machine = {**data["environment"], "device": data["device"]}
     del machine["date"]
     rows = tune_rows(data)
@@ -195,9 +198,9 @@ _FINALISTS = 5
 
 @dataclass(frozen=True, slots=True)
 class GridCheck:
-    """settings: of the whole grid, by name. grid: one run or two of each, plain decoding first.
-    finalists: of the fastest and the recommended one, in pairs, plain decoding first. chosen: the
-    name of what was recommended."""
+    """settings: the whole grid, by name. grid: one or two runs of each, plain decoding first.
+    finalists: the fastest and the recommended one, run in pairs, plain decoding first. chosen: name
+    of the recommended configuration."""
 
     settings: dict[str, DraftSetting]
     grid: Sequence[Confirmed]
@@ -206,12 +209,12 @@ class GridCheck:
 
     @property
     def recommended(self) -> Confirmed:
-        """What was recommended, among the finalists."""
+        """The recommended one among the finalists."""
         return next(one for one in self.finalists if one.name == self.chosen)
 
     @property
     def fastest(self) -> Confirmed:
-        """The fastest of the finalists; of equal ones the recommended."""
+        """The fastest finalist; the recommended one if it is as fast."""
         return max(self.finalists, key=lambda one: (one.median, one.name == self.chosen))
 
     @property
@@ -221,15 +224,15 @@ class GridCheck:
 
     @property
     def against_fastest(self) -> SpeedComparison | None:
-        """The recommended one against the fastest, pair by pair; None where they are the same."""
+        """The recommended one against the fastest, pair by pair; None if they are the same."""
         if self.fastest is self.recommended:
             return None
         return compare(self.recommended, self.fastest)
 
 
 def grid_settings(drafters: Sequence[str], rates: Sequence[float] = ()) -> list[DraftSetting]:
-    """Every length and floor of every drafter. rates: of synthetic acceptance, which no floor
-    knows; as many as the longest draft has tokens."""
+    """Every length and floor of every drafter. rates: of synthetic acceptance, to which floors do
+    not apply; their number is the greatest length."""
     longest = len(rates) or LONGEST
     return [
         DraftSetting(drafter, n, p)
@@ -257,7 +260,7 @@ def check_grid(
         drafted = (Configuration(n, plan.drafting(settings[n])) for n in names)
         return [Configuration.plain(plan.base), *drafted]
 
-    report(f"a grid of {len(settings)} settings, a real run of each")
+    report(f"a grid of {len(settings)} settings, one run of each")
     grid = confirm(session, texts, configurations(list(settings)), 1)
     half = [one.name for one in _fastest_first(grid[1:])[: (len(grid) + 1) // 2]]
     report(f"the faster {len(half)} once more")
@@ -272,12 +275,12 @@ def check_grid(
 
 
 def _fastest_first(measured: Sequence[Confirmed]) -> list[Confirmed]:
-    """By the better of their runs."""
+    """Sorted by the better of their runs."""
     return sorted(measured, key=lambda one: -max(one.speeds))
 
 
 def _joined(first: Sequence[Confirmed], again: Sequence[Confirmed]) -> list[Confirmed]:
-    """The first runs with those of the ones that were run again."""
+    """The first runs, with the second ones appended."""
     more = {one.name: one for one in again}
     both = [(one, more.get(one.name, Confirmed("", (), 0, 0, ()))) for one in first]
     return [replace(a, speeds=a.speeds + b.speeds, runs=a.runs + b.runs) for a, b in both]
@@ -285,15 +288,15 @@ def _joined(first: Sequence[Confirmed], again: Sequence[Confirmed]) -> list[Conf
 
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12)
 FLOORS = ((3, 0.3), (3, 0.6), (6, 0.3), (6, 0.6))
-"""n_max and p_min of the settings that are compared: eight lengths without a floor, four with."""
+"""n_max and p_min of the compared settings: eight lengths without a floor, four with one."""
 MORE_LENGTHS = (7, 9, 10, 16)
-"""Instead of them where acceptance is synthetic, which no confidence tells."""
+"""Replace FLOORS if acceptance is synthetic, because confidence does not predict it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingError:
-    """One setting. real, simulated: tokens per second, of each recording and the run after it;
-    *_per_round: tokens per round."""
+    """One setting. real, simulated: tokens per second of each run, and as simulated from the
+    recording before it; *_per_round: tokens per round."""
 
     setting: DraftSetting
     real: tuple[float, ...]
@@ -303,12 +306,12 @@ class SettingError:
 
     @property
     def error(self) -> float:
-        """Simulated over real speed, less 1: the median."""
+        """Median of simulated over real speed, minus 1."""
         return median(s / r for s, r in zip(self.simulated, self.real, strict=True)) - 1
 
     @property
     def error_per_round(self) -> float:
-        """The same of tokens per round."""
+        """The same for tokens per round."""
         return self.simulated_per_round / self.real_per_round - 1
 
 
@@ -319,8 +322,8 @@ def simulator_error(
     repeats: int = 3,
     report: Report = lambda what: None,
 ) -> list[SettingError]:
-    """Simulate and run settings of the one drafter of a plan, whose rates, if there are any, are
-    16. Raises what Session.start raises."""
+    """Simulate and run settings of a plan with one drafter; if it has rates, they must be 16.
+    Raises what Session.start raises."""
     (drafter,) = plan.drafters
     settings = [DraftSetting(drafter, n) for n in LENGTHS]
     floors = FLOORS if not plan.rates else [(n, 0.0) for n in MORE_LENGTHS]

@@ -56,7 +56,7 @@ class Eagle3Config:
 
     drafter: ClassVar[str] = "draft-eagle3"
     reads_behind_norm: ClassVar[bool] = True
-    """As in the reference implementation."""
+    """Whether tap n_layer is the row after the final norm, as in the reference implementation."""
     unused: ClassVar[tuple[str, ...]] = ()
     ties_head: ClassVar[bool] = False
     """Uses the target's head."""
@@ -202,10 +202,7 @@ def check_drafter(file: GgufFile, config: DrafterConfig, target: ModelConfig) ->
             )
     if D2T in tensors and "output.weight" not in shapes:
         raise ModelFileError(
-            file.path,
-            f"tensor {D2T}",
-            "there is no head of the drafter's own to go with it",
-            REMEDY,
+            file.path, f"tensor {D2T}", "the drafter has no output head for it", REMEDY
         )
     own = {D2T: tensors[D2T].shape} if D2T in tensors else {}
     hold_to_shapes(file, shapes | own, "this drafter", config.unused)
@@ -304,8 +301,8 @@ def drafter_of(file: GgufFile) -> str:
         return DRAFT_MTP if is_mtp_file(file) else DRAFT_SIMPLE
     raise UnsupportedModelError(
         f"{file.path.name}: nothing of the architecture {shorten(arch or '(none)')!r} drafts here.",
-        "Use a smaller model of the target's vocabulary, an MTP block in a file of its own, or one "
-        f"of these: {', '.join(KINDS)}.",
+        "Use a smaller model with the target's vocabulary, an MTP block in a separate file, or "
+        f"one of these: {', '.join(KINDS)}.",
     )
 
 

@@ -25,7 +25,6 @@ from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.compressed import CompressedAttention
 from engine.model.parts.feed_forward import DensePart
 from engine.model.parts.trunks import SinkhornConnections
-from engine.model.rope import ROPE_FACTORS
 from engine.model.trunks.hyper_connections import StreamBlock, copied, make_reader
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.attention import attend
@@ -255,9 +254,6 @@ class DFlash:
             )
         self.config, self.ids, self.device = config, ids, embedding.device
         self._embedding, self._head, weights = embedding, head, weights_of("")
-        factors = None
-        if config.divided:
-            factors = weights.take(ROPE_FACTORS)[: config.rope.n_rot // 2]
         of_block = [weights_of(f"blk.{layer}.") for layer in range(config.n_layer)]
         self._layers: DrafterLayers | Streams
         if config.streams:
@@ -265,7 +261,7 @@ class DFlash:
         else:
             blocks = [DFlashBlock(w, config, i) for i, w in enumerate(of_block)]
             self._layers = DrafterLayers(blocks)
-        self._rope = RopeTables(config.rope, weights.device, factors)
+        self._rope = RopeTables(config.rope, weights.device)
         self.selector = Selector(weights, config, ids) if config.selector else None
         self.markov = MarkovHead(weights, config, ids) if config.markov else None
         self._fuse = weights.project("fc.weight")

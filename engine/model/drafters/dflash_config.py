@@ -42,7 +42,7 @@ class DFlashConfig:
     products. anchor: row 0 of a block drafts too, and every row predicts the token after its own.
     conv, selector: of DFlash2; the latter: rank of the neighbour score, candidates per row, and
     scale and bound of the logits, 0 for none. markov: rank of DSpark's head, 0 without one.
-    divided: rope angles are divided by ROPE_FACTORS. gelu: replaces SiLU in the feed-forward part.
+    gelu: replaces SiLU in the feed-forward part.
     streams: DeepSeek-V4 layers without blocks of tokens, replacing those that the other sizes
     describe.
     """
@@ -69,12 +69,11 @@ class DFlashConfig:
     confident: bool
     conv: tuple[int, int] | None
     selector: tuple[int, int, float, float] | None
-    divided: bool = False
     gelu: bool = False
     streams: ModelConfig | None = None
 
     reads_behind_norm: ClassVar[bool] = False
-    """Only the mean of several streams."""
+    """Tap n_layer is only available as the mean of several streams."""
     unused: ClassVar[tuple[str, ...]] = (LILICORR,)
     """LiLiCorr (arXiv 2608.20530) reselects among the candidates of a block; without it the block
     drafts its own choice."""
@@ -191,7 +190,7 @@ def _read_streams(file: GgufFile, n_layer: int, n_embd: int) -> ModelConfig | No
         raise UnsupportedModelError(
             f"{file.path.name}: {arch}.attention.compress_ratios has a ratio, and drafters keep no "
             "blocks of tokens, here and in llama.cpp.",
-            "Choose a drafter whose layers look at a window alone.",
+            "Choose a drafter whose layers use only a window.",
         )
     attention, rope = read_window_attention(file, n_layer, n_embd)
     return ModelConfig(
@@ -232,8 +231,9 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
             f"{file.path.name}: a selector after layers of several streams is not known.",
             "Choose a DFlash2 drafter without hyper-connections.",
         )
-    # with sections, as for M-RoPE targets, factors are ignored
-    divided = not file.ints(".rope.dimension_sections", []) and ROPE_FACTORS in present
+    rope = streams.rope if streams and streams.rope else RopeConfig.from_gguf(file, head_dim)
+    if streams or len(file.ints(".rope.dimension_sections", [])):
+        rope = replace(rope, factors=())  # sections are those of M-RoPE targets
     return DFlashConfig(
         name=file.str_("general.name", "") or file.path.stem,
         n_embd=n_embd,
@@ -242,7 +242,7 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         n_heads_kv=n_heads_kv,
         head_dim=head_dim,
         eps=rms_eps(file),
-        rope=streams.rope if streams and streams.rope else RopeConfig.from_gguf(file, head_dim),
+        rope=rope,
         taps=read_taps(file, ".target_layers", MAX_TAPS),
         n_ctx_train=count(file, ".context_length", high=MAX_CONTEXT),
         block_size=block_size,
@@ -257,7 +257,6 @@ def read_dflash(file: GgufFile) -> DFlashConfig:
         confident=confident,
         conv=_conv(file, n_embd) if selector else None,
         selector=_selector(file) if selector else None,
-        divided=divided and not streams,
         gelu=_is_gelu(file),
         streams=streams,
     )

@@ -20,7 +20,6 @@ from engine.model.layers import OutputHead, RopeTables, StepOutput
 from engine.model.memory import ModelMemory, RopeAndMemory
 from engine.model.mixers.attention import Attention
 from engine.model.parts.feed_forward import DensePart
-from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.norm import rms_norm
 from kernels.pointwise import add
@@ -42,8 +41,7 @@ class Eagle3:
         self.config, self.device = config, embedding.device
         weights, block = weights_of(""), weights_of("blk.0.")
         self._embedding = embedding
-        factors = weights.take(ROPE_FACTORS) if ROPE_FACTORS in weights else None
-        self._rope = RopeTables(config.rope, weights.device, factors)
+        self._rope = RopeTables(config.rope, weights.device)
         self._fuse = weights.project("fc.weight")
         self._fuse_norm = weights.keep("enc.output_norm.weight") if config.norm_before_fc else None
         self._token_norm = block.keep("attn_norm.weight")

@@ -28,7 +28,6 @@ from engine.model.hybrid import HybridModel
 from engine.model.limits import REMEDY
 from engine.model.loader import reader_for
 from engine.model.parts import Shapes
-from engine.model.rope import ROPE_FACTORS
 from engine.model.weights import Embedding, Projection, Weights
 from kernels.rows import take_rows
 
@@ -97,21 +96,11 @@ def load_drafter(
     reader = reader_for(file, mmap, target.device, progress, cancelled)
     with torch.inference_mode():
         parts = _Parts(reader, shapes, target)
-        _check_rope_factors(file, parts.weights(""))
         embedding, head = parts.tables(config)
         model = _MAKE[file.architecture](config, parts.weights, embedding, head, ids)
     vocabulary = DraftVocabulary(ids, target.config.n_vocab)
     info = describe_drafter(file, config)
     return LoadedDrafter(config, info, model, vocabulary, parts.n_bytes)
-
-
-def _check_rope_factors(file: GgufFile, weights: Weights) -> None:
-    if ROPE_FACTORS not in weights:
-        return
-    factors = weights.take(ROPE_FACTORS)
-    if not (factors.isfinite() & (factors > 0)).all():
-        what = "a factor is not a positive number"
-        raise ModelFileError(file.path, f"tensor {ROPE_FACTORS}", what, REMEDY)
 
 
 class _Parts:

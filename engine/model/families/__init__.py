@@ -106,7 +106,7 @@ def read_any_config(file: GgufFile) -> ModelConfig:
         raise UnsupportedModelError(
             f"{file.path.name}: the architecture {shorten(arch or '(none)')!r} does not run "
             f"here{lacks}.",
-            f"Open a model of one of these, or run {what} in llama-server and look at that with "
+            f"Open a model of one of these, or run {what} in llama-server and inspect that with "
             f"`draftscope observe`: {', '.join(FAMILIES)}.",
         )
     return FAMILIES[arch].read(file)

@@ -52,7 +52,7 @@ class Attention(Mixer):
         self._turns = part.rope != "none"
         # attention divides by sqrt(d): another scale becomes a factor of the queries
         scale = part.scale * part.head_dim**0.5 if part.scale else 1.0
-        # x / rms(x) is sqrt(d) x / |x|, so one l2 norm serves both, each head with its weight
+        # x / rms(x) is sqrt(d) x / |x|, so one l2 norm serves both, with each head's weight
         self._qk_eps = eps * part.head_dim
         self._qk_norm = _head_norms(weights, part, order, scale) if part.normed else None
         self._scale = None
@@ -269,7 +269,7 @@ class LatentAttention(Mixer):
     def _visible(
         self, x: Rows, low: Tensor | None, cells: AttentionView, around: RopeAndMemory
     ) -> Tensor:
-        """Where these tokens look, bool [B, T, N]. low: the bottleneck of queries, if there is."""
+        """Which cells these tokens attend to, bool [B, T, N]. low: the query bottleneck, if any."""
         return cells.mask
 
 

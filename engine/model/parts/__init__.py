@@ -151,24 +151,24 @@ class BlockParts:
 
     @property
     def kind(self) -> str:
-        """What to call the block in a map of layers."""
+        """The block's name in a map of layers."""
         return " + ".join(mixer.kind for mixer in self.mixers) or "feed-forward"
 
 
 @dataclass(frozen=True, slots=True)
 class TrunkPart:
-    """How the blocks of the trunk are joined: each adds to one stream, unless a kind of trunk says
-    otherwise; its norms are those that BlockParts names."""
+    """How the blocks of the trunk are joined: by default each adds to one residual stream; its
+    norms are those that BlockParts names."""
 
     @property
     def tapped(self) -> bool:
-        """Whether drafters can read what enters a layer: the stream, or the mean of several."""
+        """Whether drafters can read the input of a layer: the stream, or the mean of several."""
         return True
 
     @property
     def n_handed(self) -> int:
-        """Streams of a token that the MTP block is handed raw; 1 where it is the row after the
-        final norm."""
+        """Streams of a token that the MTP block gets raw; 1 if it gets the row after the final
+        norm."""
         return 1
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -180,15 +180,15 @@ class TrunkPart:
         return {}
 
     def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """The same of the MTP block, other than those that MtpParts names or in their place."""
+        """The same for the MTP block, in addition to those of MtpParts or instead of them."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class MtpParts:
-    """The MTP (nextn) block. output_norm: name of its final norm within the block; where the file
-    lacks it, the trunk's serves. centred_eps: that norm subtracts the mean first and has an eps of
-    its own; None for one like the trunk's."""
+    """The MTP (nextn) block. output_norm: name of its final norm within the block; if the file
+    lacks it, the trunk's is used. centred_eps: eps of a norm that first subtracts the mean; None
+    for one like the trunk's."""
 
     block: BlockParts
     output_norm: str = "nextn.shared_head_norm.weight"
@@ -212,5 +212,5 @@ class MtpParts:
 
 
 def only_present(shapes: Mapping[str, tuple[int, ...]], present: Container[str]) -> Shapes:
-    """Those tensors that the file holds."""
+    """Those tensors that the file contains."""
     return {name: shape for name, shape in shapes.items() if name in present}

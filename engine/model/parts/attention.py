@@ -13,12 +13,12 @@ from engine.model.parts import CellSize, MixerPart, Shapes, StateSize, only_pres
 class AttentionPart(MixerPart):
     """Grouped-query attention.
 
-    gated: the query projection holds an output gate for every head after its queries. normed:
-    queries and keys are normed per head; own_norms: each head has weights of its own for it. rope:
-    which numbers of a head turn as a pair, "halves" (x[j], x[j + n/2]) or "pairs" (x[2j],
-    x[2j + 1]), or "none". scale: of the products of queries and keys, 1 / sqrt(head_dim) if None.
-    window: tokens back that are looked at, the token itself included; None for all. output_bias:
-    the file may have a bias after the output projection.
+    gated: the query projection has an output gate for every head after its queries. normed: queries
+    and keys are normed per head; own_norms: with separate weights for each head. rope: which
+    elements of a head are rotated as a pair, "halves" (x[j], x[j + n/2]) or "pairs" (x[2j], x[2j +
+    1]), or "none". scale: of the products of queries and keys, 1 / sqrt(head_dim) if None. window:
+    positions attended to, including the token's own; None for all. output_bias: the file may have a
+    bias after the output projection.
     """
 
     n_head: int
@@ -60,16 +60,17 @@ class AttentionPart(MixerPart):
 
 
 INDEX_ROW = "index"
-"""Name of the further row of a cell: the token's key of the indexer, neither normed nor roped, or
-its key and gate side by side where keys are pooled."""
+"""Name of the cell's further row with the token's indexer key, neither normed nor roped; with
+pooled keys, key and gate side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseAttentionPart(AttentionPart):
-    """Attention whose queries see the blocks of tokens that an indexer chooses, and the tail.
+    """Attention whose queries see the blocks of tokens that an indexer selects, and the tail.
 
-    ratio: tokens of a block; 0 for no choice, where the indexer's tensors lie idle. n_blocks: how
-    many are chosen. n_index_head, index_dim: heads of the indexer's queries, and their length.
+    ratio: tokens of a block; 0 for no selection, where the indexer's tensors are unused. n_blocks:
+    how many are selected. n_index_head, index_dim: heads of the indexer's queries, and their
+    length.
     """
 
     n_index_head: int = 1
@@ -100,10 +101,10 @@ class LatentAttentionPart(MixerPart):
     """Attention of all heads to one latent row per token (DeepSeek-V2, arXiv 2405.04434), with the
     matrices between latent and heads absorbed into queries and outputs.
 
-    n_latent: numbers of the latent. n_nope, n_rope: those of a query head that meet the latent and
-    those that meet the key that all heads share. v_dim: of a head's output. q_rank: width of the
-    queries' own bottleneck, None without one. pairs: how that shared key is rotated, None if it is
-    not. gate: sigmoid gates of the output, one per head or per number.
+    n_latent: length of the latent. n_nope, n_rope: parts of a query head that are multiplied with
+    the latent and with the key shared by all heads. v_dim: of a head's output. q_rank: width of the
+    queries' own bottleneck, None without one. pairs: how the shared key is rotated, None if it is
+    not. gate: sigmoid gates of the output, one per head or per element.
     """
 
     n_head: int
@@ -148,11 +149,11 @@ class LatentAttentionPart(MixerPart):
 
 @dataclass(frozen=True, slots=True)
 class SparseLatentAttentionPart(LatentAttentionPart):
-    """Latent attention whose queries see the pools of tokens that an indexer chooses, and the tail.
+    """Latent attention whose queries see the pools of tokens that an indexer selects, and the tail.
 
-    n_index_head, index_dim: its queries. ratio: tokens of a pool. n_pools: how many are chosen.
-    index_eps: of the keys' LayerNorm. chooses: whether its own indexer does; else the last one
-    before it has, and the tensors of its own, if the file has them, lie idle.
+    n_index_head, index_dim: its queries. ratio: tokens of a pool. n_pools: how many are selected.
+    index_eps: of the keys' LayerNorm. chooses: whether its own indexer selects; otherwise the
+    selection of the last layer that has one is used, and its own tensors, if any, are unused.
     """
 
     n_index_head: int = 1
@@ -166,7 +167,7 @@ class SparseLatentAttentionPart(LatentAttentionPart):
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
         n_head, dim = self.n_index_head, self.index_dim
-        assert self.q_rank is not None  # the indexer's queries come from the same bottleneck
+        assert self.q_rank is not None  # the indexer's queries use the same bottleneck
         own: Shapes = {
             "indexer.attn_q_b.weight": (n_head * dim, self.q_rank),
             "indexer.attn_k.weight": (dim, n_embd),
@@ -188,14 +189,13 @@ class SparseLatentAttentionPart(LatentAttentionPart):
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttentionPart(MixerPart):
-    """Attention of all heads to one row per token, which is key and value, and to rows that blocks
-    of tokens are compressed to (DeepSeek-V4).
+    """Attention of all heads to one row per token, which is key and value, and to rows of
+    compressed blocks of tokens (DeepSeek-V4).
 
-    n_rot: numbers at the end of a head that rope turns. window: tokens back that are looked at, the
-    token itself included. ratio: tokens of a block, 0 for none; blocks that overlap, those of ratio
-    4, have an indexer, which chooses n_blocks of them with n_index_head heads of index_dim.
-    n_groups, output_rank: groups of heads in front of the output, each with a bottleneck of this
-    width.
+    n_rot: rotated elements at the end of a head. window: positions attended to, including the
+    token's own. ratio: tokens of a block, 0 for none; overlapping blocks, those of ratio 4, have an
+    indexer, which selects n_blocks of them with n_index_head heads of index_dim. n_groups,
+    output_rank: groups of heads before the output, each with a bottleneck of this width.
     """
 
     n_head: int
@@ -216,7 +216,7 @@ class CompressedAttentionPart(MixerPart):
 
     @property
     def has_indexer(self) -> bool:
-        """Whether blocks overlap and are chosen."""
+        """Whether blocks overlap and are selected."""
         return self.ratio == OVERLAPPING
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -241,7 +241,7 @@ class CompressedAttentionPart(MixerPart):
         return shapes
 
     def states(self) -> Mapping[str, StateSize]:
-        """Rings of what the compressors read last, by llama.cpp's names."""
+        """Rings of the compressors' last inputs, by llama.cpp's names."""
         if not self.ratio:
             return {}
         rings = {RINGS[self.ratio][0]: self._ring(self.head_dim)}
@@ -270,8 +270,8 @@ class CompressedAttentionPart(MixerPart):
 
 
 OVERLAPPING = 4
-"""The ratio of blocks that overlap."""
+"""The ratio of overlapping blocks."""
 RINGS = {OVERLAPPING: ("csa ring", "CSA"), 128: ("hca ring", "HCA")}
-"""Names of the ring of a layer and of its kind, by ratio; the others do not exist."""
+"""Name of a layer's ring, and of its kind, by ratio; there are no other ratios."""
 INDEX_RING = "lid ring"
-"""Of the indexer."""
+"""Name of the indexer's ring."""

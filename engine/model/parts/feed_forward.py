@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from engine.model.parts import Shapes, only_present
 
 Gating = tuple[str, tuple[float, ...]]
-"""What may stand in place of plain SwiGLU, an operation of kernels.pointwise and its constants:
-situ: beta and linear_beta; swiglu, clamped_swiglu: a limit at which the factors are cut off, the
-gate after silu or before it; geglu: GELU in place of SiLU, not for experts."""
+"""A replacement of plain SwiGLU, an operation of kernels.pointwise and its constants: situ: beta
+and linear_beta; swiglu, clamped_swiglu: a limit for the factors, applied to the gate after silu or
+before it; geglu: GELU instead of SiLU, not for experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DensePart:
     activation: str = "swiglu"
 
     def opening(self, suffix: str = "") -> dict[str, int]:
-        """Rows of the matrices in front, by name."""
+        """Rows of the input matrices, by name."""
         if self.joint:
             return {f"ffn_up{suffix}": 2 * self.width}
         names = ("up",) if self.activation == "relu2" else ("gate", "up")
@@ -40,7 +40,7 @@ class DensePart:
 
 
 def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[str]) -> Shapes:
-    """Matrices by their numbers of rows, and their biases; "ffn_down" takes `width` numbers."""
+    """Matrices by their numbers of rows, and their biases; "ffn_down" has `width` columns."""
     return {
         **{
             f"{name}.weight": (n, width if name.startswith("ffn_down") else n_embd)
@@ -52,10 +52,10 @@ def _matrices(rows: dict[str, int], n_embd: int, width: int, present: Container[
 
 @dataclass(frozen=True, slots=True)
 class RouterPart:
-    """How experts are chosen (kernels.moe.Choice).
+    """How experts are selected (kernels.moe.Choice).
 
-    biased: the file has a bias for the choice. by_token: of a vocabulary of this many tokens each
-    has its experts in a table, which are not chosen.
+    biased: the file has a bias for the selection. by_token: size of the vocabulary if each token
+    has its experts in a table, which are not selected by scores; else 0.
     """
 
     scores: str = "sigmoid"
@@ -68,13 +68,13 @@ class RouterPart:
 
 
 SOFTMAX = RouterPart("softmax", biased=False)
-"""By the softmax of all, renormalised."""
+"""By the softmax of all experts, renormalised."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatentPart:
-    """Routed experts that work on rows of another width: down in front of them, up after them,
-    between which their sum may be normed. down, up, norm: names of the tensors."""
+    """Routed experts that work on rows of another width: projected down before them and up after
+    them; their sum may be normed in between. down, up, norm: names of the tensors."""
 
     width: int
     down: str
@@ -86,9 +86,9 @@ class LatentPart:
 class MixturePart:
     """Mixture of experts; n_ff is their width.
 
-    n_ff_shared: width of an expert that is always on, 0 for none; shared_gate: whether a gate of
-    its own opens it. activation: "swiglu" or "relu2", of all experts. gating, shared_gating: what
-    replaces plain SwiGLU in the routed experts and in the shared one.
+    n_ff_shared: width of a shared expert, 0 for none; shared_gate: whether it has a gate of its
+    own. activation: "swiglu" or "relu2", of all experts. gating, shared_gating: replacements of
+    plain SwiGLU in the routed experts and in the shared one.
     """
 
     n_experts: int
@@ -104,7 +104,7 @@ class MixturePart:
 
     @property
     def shared(self) -> DensePart | None:
-        """The expert that is always on."""
+        """The shared expert, which is always active."""
         if not self.n_ff_shared:
             return None
         return DensePart(self.n_ff_shared, self.shared_gating, activation=self.activation)

@@ -11,11 +11,12 @@ from engine.model.parts import MixerPart, Shapes, StateSize, only_present
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetPart(MixerPart):
-    """Gated DeltaNet block: d_state is the key and the value head dimension.
+    """Gated DeltaNet block: d_state is the dimension of key and value heads.
 
     grouped: value head j reads key head j // (n_v_heads / n_k_heads), else j mod n_k_heads.
     joint_gates: beta and decay are one tensor, interleaved by key head, and queries, keys, values
-    and output gates may be one too (qwen3next). sigmoid_gate: of the output, else silu.
+    and output gates may be one too (qwen3next). sigmoid_gate: the output gate is a sigmoid, else
+    silu.
     """
 
     d_conv: int
@@ -30,7 +31,7 @@ class DeltaNetPart(MixerPart):
 
     @property
     def key_dim(self) -> int:
-        """Channels of all query heads, equal to those of all key heads."""
+        """Channels of all query heads, and of all key heads."""
         return self.n_k_heads * self.d_state
 
     @property
@@ -40,7 +41,7 @@ class DeltaNetPart(MixerPart):
 
     @property
     def conv_dim(self) -> int:
-        """Channels that pass the short convolution: queries, keys, values."""
+        """Channels of the short convolution: queries, keys, values."""
         return 2 * self.key_dim + self.value_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -79,11 +80,11 @@ class KdaPart(MixerPart):
     """A delta rule with one gate per key channel (arXiv 2510.26692); keys and values have the same
     heads.
 
-    decay, gate: the matrices, by name and in order, whose product gives the raw decay and the
-    output gate; of two, the first leaves head_dim numbers. positive_a: `ssm_a` holds exp(A_log) in
-    place of -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
-    kernels.recurrence.channel_gates. l2_eps: of the norm of queries and keys, that of the model's
-    norms if None.
+    decay, gate: names of the matrices, in order, whose product gives the raw decay and the output
+    gate; of two, the first has head_dim rows. positive_a: `ssm_a` holds exp(A_log) instead of
+    -exp(A_log). flat_a: it is a vector, not a column. bound: of the log decay, see
+    kernels.recurrence.channel_gates. l2_eps: eps of the norm of queries and keys, that of the
+    model's norms if None.
     """
 
     n_heads: int
@@ -100,7 +101,7 @@ class KdaPart(MixerPart):
 
     @property
     def width(self) -> int:
-        """Channels of all heads: of queries, of keys and of values alike."""
+        """Channels of all heads, equal for queries, keys and values."""
         return self.n_heads * self.head_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -123,7 +124,7 @@ class KdaPart(MixerPart):
         }
 
     def states(self) -> Mapping[str, StateSize]:
-        """See engine.model.parts.MixerPart. The windows of queries, keys and values are one."""
+        """See engine.model.parts.MixerPart. Queries, keys and values have one joint window."""
         of_heads = (self.n_heads, self.head_dim)
         state = StateSize((*of_heads, self.head_dim), (of_heads,) * 3)
         channels = 3 * self.width
@@ -141,10 +142,10 @@ class KdaPart(MixerPart):
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Part(MixerPart):
-    """Mamba-2 block: n_heads heads of head_dim channels, states of d_state numbers a channel.
+    """Mamba-2 block: n_heads heads of head_dim channels, with d_state numbers per channel.
 
-    Head h reads and writes with group h // (n_heads / n_groups). normed: a norm of every group's
-    channels follows the gate; where it may be missing, the file says.
+    Head h uses B and C of group h // (n_heads / n_groups). normed: the channels of every group are
+    normed after the gate; if optional, the file determines it.
     """
 
     d_conv: int
@@ -163,12 +164,12 @@ class Mamba2Part(MixerPart):
 
     @property
     def group_dim(self) -> int:
-        """Numbers that all groups write with, and as many that they read with."""
+        """Size of B, and of C, over all groups."""
         return self.n_groups * self.d_state
 
     @property
     def conv_dim(self) -> int:
-        """Channels that pass the short convolution: those of the heads, B and C."""
+        """Channels of the short convolution: those of the heads, B and C."""
         return self.d_inner + 2 * self.group_dim
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -198,14 +199,15 @@ class Mamba2Part(MixerPart):
 
 @dataclass(frozen=True, slots=True)
 class LowRankMamba2Part(Mamba2Part):
-    """Mamba-2 block whose steps, B and C are a product of the convolved channels, each normed, the
-    same for all heads (PLaMo 2). step_rank: width of the steps in between."""
+    """Mamba-2 block whose steps, B and C are projected from the convolved channels, each normed,
+    and shared by all heads (PLaMo 2). step_rank: width of the steps before their second
+    projection."""
 
     step_rank: int = 1
 
     @property
     def conv_dim(self) -> int:
-        """Channels that pass the short convolution: those of the heads."""
+        """Channels of the short convolution: those of the heads."""
         return self.d_inner
 
     @property
@@ -229,10 +231,10 @@ class LowRankMamba2Part(Mamba2Part):
 
 @dataclass(frozen=True, slots=True)
 class MambaPart(MixerPart):
-    """Mamba block: d_inner channels, each with d_state numbers and decays of its own.
+    """Mamba block: d_inner channels, each with d_state numbers and its own decays.
 
-    Steps, B and C are a product of the convolved channels; step_rank: width of the steps in
-    between. normed: RMS norms follow it, with weights where the file has them.
+    Steps, B and C are projected from the convolved channels; step_rank: width of the steps before
+    their second projection. normed: RMS norms follow, with weights if the file has them.
     """
 
     d_conv: int
@@ -245,7 +247,7 @@ class MambaPart(MixerPart):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Widths of steps, B and C, by how their norms' names begin."""
+        """Widths of steps, B and C, by the prefixes of their norms' names."""
         return {
             "ssm_dt_norm": self.step_rank,
             "ssm_b_norm": self.d_state,
@@ -269,7 +271,7 @@ class MambaPart(MixerPart):
         }
 
     def states(self) -> Mapping[str, StateSize]:
-        """S of every channel, whose decays differ, so that a log holds it whole; and the window."""
+        """S of every channel, logged whole because decays differ; and the convolution's window."""
         state = self.d_state, self.d_inner
         window = (self.d_conv - 1, self.d_inner)
         return {
@@ -295,22 +297,23 @@ class ShortConvPart(MixerPart):
         }
 
     def states(self) -> Mapping[str, StateSize]:
-        """The last rows that entered the convolution: the whole state."""
+        """The last inputs of the convolution, which are the whole state."""
         window = (self.d_conv - 1, self.n_channels)
         return {"window": StateSize(window, ((self.n_channels,),), is_window=True)}
 
 
 TABLE = "per_layer_token_embd.weight"
-"""The rows that n-grams are hashed to, larger than all else: it stays in the file."""
+"""The table of n-gram rows, larger than all other tensors: it stays in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class NgramEmbeddingPart(MixerPart):
-    """Rows for the n-grams that end at a token, for n from 2 to n_gram, several of each n (heads).
+    """Table rows for the n-grams that end at a token, for n from 2 to n_gram, several per n
+    (heads).
 
-    multipliers: n_gram factors of the hash. sizes, offsets: of the range of rows of each head,
-    orders first. end_id: a token after which n-grams begin anew. n_streams: streams it adds to.
-    d_conv: taps of the convolution after it, n_gram tokens apart. n_rows: of the table.
+    multipliers: n_gram factors of the hash. sizes, offsets: row range of each head, ordered by n.
+    end_id: a token after which n-grams start anew. n_streams: streams it is added to. d_conv: taps
+    of the convolution after it, n_gram tokens apart. n_rows: of the table.
     """
 
     n_gram: int
@@ -327,7 +330,7 @@ class NgramEmbeddingPart(MixerPart):
 
     @property
     def n_taps(self) -> int:
-        """Taps of the convolution when those between the d_conv are counted, which are zero."""
+        """Taps of the convolution including the zero ones between the d_conv."""
         return (self.d_conv - 1) * self.n_gram + 1
 
     @property
@@ -347,7 +350,7 @@ class NgramEmbeddingPart(MixerPart):
         }
 
     def table_shape(self) -> tuple[int, int]:
-        """Of the tensor TABLE."""
+        """Shape of the tensor TABLE."""
         return self.n_rows, self.n_embd // len(self.sizes)
 
     def states(self) -> Mapping[str, StateSize]:

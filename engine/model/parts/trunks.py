@@ -12,11 +12,10 @@ from engine.model.parts.recurrent import TABLE, NgramEmbeddingPart
 
 @dataclass(frozen=True, slots=True)
 class HyperConnections(TrunkPart):
-    """Hyper-connections (Zhu et al., arXiv 2409.19606) as qwen4exp has them.
+    """Hyper-connections (Zhu et al., arXiv 2409.19606) as in qwen4exp.
 
-    n_streams residual streams; mixers of this rank read from all of them and write to all.
-
-    ngrams: the part whose table is one of the tensors outside the blocks.
+    n_streams residual streams; mixers of this rank read from all of them and add to all. ngrams:
+    the part whose table is one of the tensors outside the blocks.
     """
 
     n_streams: int
@@ -43,8 +42,8 @@ class HyperConnections(TrunkPart):
         return self.n_streams
 
     def mtp_shapes(self, n_embd: int, present: Container[str]) -> Shapes:
-        """See engine.model.parts.TrunkPart: a block like the others, with a last mixer of its own
-        and a norm for each stream that it is handed."""
+        """See engine.model.parts.TrunkPart: a block like the others, with a final mixer of its own
+        and a norm for each stream that it gets."""
         norm = {"nextn.hnorm.weight": (self.n_streams, n_embd)}
         return self.block_shapes(0, n_embd, present) | self._mixer("nextn.hc_head", n_embd) | norm
 
@@ -60,11 +59,11 @@ class HyperConnections(TrunkPart):
 @dataclass(frozen=True, slots=True)
 class SinkhornConnections(TrunkPart):
     """Hyper-connections of four streams whose matrix between streams is made doubly stochastic
-    (mHC, arXiv 2512.24880), as glm5-next and deepseek4 have them.
+    (mHC, arXiv 2512.24880), as in glm5-next and deepseek4.
 
-    n_rounds, eps: see kernels.rows.streams.stream_gates. has_head: whether gates of its own weigh
-    the streams at the end, else their mean is taken; with them the MTP block is handed the streams
-    raw and has the tensors of a trunk block.
+    n_rounds, eps: see kernels.rows.streams.stream_gates. has_head: whether final gates weight the
+    streams, else their mean is used; with them the MTP block gets the raw streams and has the
+    tensors of a trunk block.
     """
 
     n_rounds: int
@@ -78,8 +77,8 @@ class SinkhornConnections(TrunkPart):
 
     @property
     def tapped(self) -> bool:
-        """See engine.model.parts.TrunkPart: llama.cpp hands the mean of deepseek4's streams, and
-        nothing of glm5-next's."""
+        """See engine.model.parts.TrunkPart: llama.cpp gives drafters the mean of deepseek4's
+        streams, and nothing of glm5-next's."""
         return self.has_head
 
     def shapes(self, n_embd: int, present: Container[str]) -> Shapes:
@@ -102,8 +101,8 @@ class SinkhornConnections(TrunkPart):
 
 @dataclass(frozen=True, slots=True)
 class CrossLayerResidual(TrunkPart):
-    """Every half of a block reads a mixture of the stream and of its values at the starts of
-    groups of `group` layers, each of which begins a stream of its own (kimi-k3)."""
+    """Every half of a block reads a mixture of the stream and of the streams' values at the starts
+    of groups of `group` layers, each of which starts a new stream (kimi-k3)."""
 
     group: int
 

@@ -1,5 +1,5 @@
-"""Trunks: how the blocks of a model are joined. Here the usual one, a single residual
-stream, and cross-layer residual attention: layers look back at where streams start."""
+"""Trunks: how the blocks of a model are joined. This module has the single residual stream, and
+cross-layer residual attention: layers read the inputs of earlier groups of layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kernels.rows import copy_rows
 
 
 class BlockAfterBlock:
-    """Each block takes what the one before it gives, which forms the norm of it, too."""
+    """Each block's output is the next one's input; a block also computes the next one's norm."""
 
     def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
         parts = enumerate(config.blocks)
@@ -41,7 +41,7 @@ class BlockAfterBlock:
 
 
 class _Block:
-    """Mixer and feed-forward part, and before each a weight of scores and a norm."""
+    """Mixer and feed-forward part, each after score weights and a norm."""
 
     def __init__(
         self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
@@ -58,10 +58,10 @@ class _Block:
 
 
 class CrossLayerStream:
-    """A layer that begins a group of `group` leaves its raw input and starts a new stream
-    with what its mixer gives. What halves of blocks read is the softmax-weighted sum of those
-    inputs and of the stream; a score is the sum of the row, RMS-normed, times a weight. Every
-    token looks at itself alone."""
+    """The first layer of a group of `group` saves its raw input and starts a new stream with its
+    mixer's output. Halves of blocks read the softmax-weighted sum of the saved inputs and the
+    stream; the score of a row is the sum of the RMS-normed row times a weight. Every token mixes
+    only its own rows."""
 
     def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
         assert isinstance(config.trunk, CrossLayerResidual)
@@ -73,7 +73,7 @@ class CrossLayerStream:
     def __call__(
         self, x: Tensor, tokens: Tensor, around: RopeAndMemory, taps: TapCollector
     ) -> Tensor:
-        # a row of inputs for each group
+        # one row of saved inputs per group
         left = x.new_empty(-(-len(self._blocks) // self._group), *x.shape)
         n_left, invariant = 0, around.invariant
         for i, block in enumerate(self._blocks):
@@ -100,10 +100,10 @@ class CrossLayerStream:
 
 
 Trunk = Callable[[Tensor, Tensor, RopeAndMemory, TapCollector], Tensor]
-"""All blocks, from the embedding to what the output norm takes: x [B, T, n_embd], embedded tokens;
-tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] that a trunk with
-several hands on. The taps are shown what every block takes, one row; trunks that are not
-TrunkPart.tapped are not asked (engine.model.drafters.config)."""
+"""All blocks, from the embedding to the input of the output norm: x [B, T, n_embd], embedded
+tokens; tokens int64 [B, T] -> [B, T, n_embd], or the streams [B, T, n_streams, n_embd] if several
+are passed on. Taps get every block's input, one row; they are only used with trunks that are
+TrunkPart.tapped (engine.model.drafters.config)."""
 
 
 _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, OfBlock], Trunk]] = {
@@ -115,14 +115,14 @@ _TRUNKS: Mapping[type, Callable[[ModelConfig, Weights, OfBlock], Trunk]] = {
 
 
 def make_trunk(config: ModelConfig, weights: Weights, of_block: OfBlock) -> Trunk:
-    """weights: those outside the blocks. of_block: those of a block, asked for in file order."""
+    """weights: those outside the blocks. of_block: those of a block, called in file order."""
     return _TRUNKS[type(config.trunk)](config, weights, of_block)
 
 
 def make_mtp_block(
     parts: MtpParts, weights: Weights, config: ModelConfig
 ) -> ResidualBlock | StreamBlock:
-    """The block of an MTP head: like those of the trunk where this hands it several streams. Its
-    attention counts from layer 0 of a memory of its own."""
+    """The block of an MTP head: like those of the trunk if it gets several streams. Its attention
+    is layer 0 of a memory of its own."""
     make = ResidualBlock if config.trunk.n_handed == 1 else StreamBlock
     return make(parts.block, weights, config, 0)

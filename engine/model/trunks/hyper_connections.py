@@ -1,5 +1,5 @@
-"""Hyper-connections: several residual streams, which every half of a block reads and writes, and to
-which the n-grams that end at a token add (per-layer embedding)."""
+"""Hyper-connections: several residual streams, which every half of a block reads and writes, with
+embeddings of the n-grams that end at a token added (per-layer embedding)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ from kernels.rows.streams import (
 )
 
 Compute = Callable[[Tensor], Tensor]
-"""What a half of a block makes of the row [B, T, n_embd] that is read out of the streams."""
+"""The computation of a half of a block on the row [B, T, n_embd] read from the streams."""
 
 
 class StreamMixer:
-    """Mixes the normed streams into one, each of their numbers by a gate of its own.
-
-    With an injection matrix it also says how much of what comes of the mixture each stream gains.
-    """
+    """Mixes the normed streams into one, with a gate for each element. With an injection matrix it
+    also gives how much of the half's result each stream gains."""
 
     def __init__(self, part: HyperConnections, weights: Weights, name: str, eps: float) -> None:
         norm = weights.keep(f"{name}_norm.weight")
@@ -59,7 +57,7 @@ class StreamMixer:
         return self._mix(streams, invariant)[0]
 
     def _mix(self, streams: Tensor, invariant: bool) -> tuple[Tensor, Tensor | None]:
-        """The mixture, and gains [B, T, n_streams] as kernels.rows.streams takes them."""
+        """The mixture, and gains [B, T, n_streams] for kernels.rows.streams."""
         normed = head_norm(streams, self._norm, self._eps)
         down = self._down(normed.flatten(2), invariant=invariant)
         low, *gains = down.split_with_sizes(self._sizes, -1)
@@ -76,9 +74,9 @@ class StreamMixer:
 
 
 class SinkhornGates:
-    """Gates of four streams from all their numbers, normed together (kernels.rows.streams).
+    """Gates of four streams from all their elements, normed together (kernels.rows.streams).
 
-    The product stays f32 in every compute mode: it decides on every number after it.
+    The product stays f32 in every compute mode, because it affects every later number.
     """
 
     def __init__(
@@ -100,7 +98,8 @@ class SinkhornGates:
 
 
 class SinkhornHalf:
-    """Reads a row through gates and a norm; the streams then mix, and each gains of the result."""
+    """Reads a row through gates and a norm; then the streams are mixed, and the result is added to
+    each."""
 
     def __init__(self, gates: SinkhornGates, norm: Tensor, eps: float) -> None:
         self._gates, self._norm, self._eps = gates, norm, eps
@@ -112,7 +111,7 @@ class SinkhornHalf:
 
 
 class SinkhornReader:
-    """Reads the last row: through gates, or as the mean of the streams."""
+    """Reads the final row: through gates, or as the mean of the streams."""
 
     def __init__(self, gates: SinkhornGates | None, device: torch.device) -> None:
         n = SinkhornConnections.n_streams
@@ -125,7 +124,7 @@ class SinkhornReader:
 
 
 class StreamBlock:
-    """Adds what mixer and feed-forward part make of the streams to these."""
+    """Adds the results of mixer and feed-forward part to the streams."""
 
     def __init__(
         self, parts: BlockParts, weights: Weights, config: ModelConfig, layer: int
@@ -171,8 +170,8 @@ def _halves(
 def make_reader(
     config: ModelConfig, weights: Weights, name: str = "output_hc"
 ) -> StreamReader | None:
-    """What reads the row before the head out of the streams that a trunk hands on; None for one
-    that ends in a row. name: of its tensors."""
+    """The reader of the row before the head from the streams that a trunk passes on; None if it
+    passes on a row. name: of its tensors."""
     trunk = config.trunk
     if isinstance(trunk, HyperConnections):
         return StreamMixer(trunk, weights, name, config.eps)
@@ -182,7 +181,8 @@ def make_reader(
 
 
 class NgramEmbedding:
-    """Rows of a mapped table, gated per stream by how they agree with it, and their convolution."""
+    """Rows of a mapped table, gated per stream by their agreement with it, and their
+    convolution."""
 
     def __init__(
         self,
@@ -205,7 +205,8 @@ class NgramEmbedding:
         self._hashing = NgramHash(part.multipliers, part.sizes, part.offsets, part.end_id)
 
     def __call__(self, streams: Tensor, tokens: Tensor, around: RopeAndMemory) -> Tensor:
-        """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what the streams gain."""
+        """streams [B, T, n_streams, n_embd], tokens int64 [B, T] -> what is added to the
+        streams."""
         memory, invariant = around.recurrent, around.invariant
         assert around.positions is not None
         context = memory.advance(self._tokens, TokenInputs(tokens, around.positions))
@@ -222,8 +223,8 @@ class NgramEmbedding:
 
 
 def _spread(weight: Tensor, part: NgramEmbeddingPart) -> Tensor:
-    """Taps [C, d_conv] with zeros between them, n_gram apart; as rows in memory, as the convolution
-    reads them."""
+    """Taps [C, d_conv] with zeros between them, n_gram apart; contiguous per tap, as the
+    convolution reads them."""
     apart = functional.pad(weight[..., None], (0, part.n_gram - 1)).flatten(1)
     return apart[:, : part.n_taps].t().contiguous().t()
 
@@ -233,14 +234,15 @@ OfBlock = Callable[[int], Weights]
 
 
 class StreamTrunk:
-    """Streams begin as copies of the embedding, and end in one row or are handed on."""
+    """A trunk whose streams start as copies of the embedding, and end in one row or are passed
+    on."""
 
     def __init__(self, config: ModelConfig, weights: Weights, of_block: OfBlock) -> None:
         part = config.trunk
         assert isinstance(part, (HyperConnections, SinkhornConnections))
         self._blocks: list[StreamBlock] = []
         self._embeddings: dict[int, NgramEmbedding] = {}
-        """Of n-grams, by the layer in front of which they are added."""
+        """Embeddings of n-grams, by the layer before which they are added."""
         for layer, parts in enumerate(config.blocks):
             of_this = of_block(layer)
             if isinstance(part, HyperConnections) and part.ngrams and parts.before is not None:
@@ -271,5 +273,5 @@ class StreamTrunk:
 
 
 def copied(x: Tensor, n_streams: int) -> Tensor:
-    """x [B, T, n_embd] as streams [B, T, n_streams, n_embd] that are alike."""
+    """x [B, T, n_embd] copied to equal streams [B, T, n_streams, n_embd]."""
     return join([x] * n_streams).view(*x.shape[:2], n_streams, -1)

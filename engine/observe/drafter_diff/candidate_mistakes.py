@@ -25,18 +25,22 @@ _LEADS = (0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _BIASES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
+class OfText(partial[Candidates]):
+    """A Change that is given the text alone, as a sampler that is not shown what is drafted."""
+
+
 def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
     """Mistakes of an id map. ids: target ids by rows of the drafter's head (d2t)."""
     rows, offsets = range(len(ids)), [token - row for row, token in enumerate(ids)]
     wrong = {
         "is not applied": [*rows],
-        "has offsets that are taken for ids": offsets,
+        "has offsets that are used as ids": offsets,
         "is added twice": [token + row for row, token in enumerate(ids)],
         "has ids one too high": [token + 1 for token in ids],
         "has ids one too low": [max(0, token - 1) for token in ids],
     }
     for by in (y for x in (1, 2, 3, 4) for y in (x, -x)):
-        how = f"{abs(by)} row{'s' * (abs(by) > 1)} {'on' if by > 0 else 'before'}"
+        how = f"{abs(by)} row{'s' * (abs(by) > 1)} {'too far' if by > 0 else 'too early'}"
         wrong[f"is read {how}"] = [ids[min(max(row + by, 0), len(ids) - 1)] for row in rows]
     for kind in ("bfloat16", "float16"):  # if all of a file is read as one type
         near = [torch.tensor(x).to(getattr(torch, kind)).long().tolist() for x in (ids, offsets)]
@@ -56,28 +60,32 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
 def of_choice() -> Iterator[tuple[str, Change]]:
     """Mistakes that any drafter may make."""
     for rank in (1, 2, 3):
-        about = f"the candidate of rank {rank + 1} is drafted, not the best one"
+        about = f"the candidate of rank {rank + 1} is drafted instead of the best one"
         yield about, partial(_from_rank, rank)
     for lead in _LEADS:
-        about = f"the second candidate is drafted where the best leads by less than about {lead:g}"
+        about = f"the second candidate is drafted if the best leads by less than about {lead:g}"
         yield about, partial(_unless_clear, lead)
     for step in (0.125, 0.25, 0.5, 1.0, 2.0):
-        about = f"logits are rounded to steps of {step:g}, and of equal ones the {{}} id is drafted"
+        about = f"logits are rounded to steps of {step:g}, and ties go to the {{}} id"
         for which, sign in (("lowest", 1), ("highest", -1)):
             yield about.format(which), partial(_rounded, step, sign)
-    yield "no token is drafted twice in a row", lambda row, text: _without({*text[-1:]}, row, text)
     weaker: dict[str, Callable[..., float]] = {}
     for x in _PENALTIES:
         # llama.cpp's penalties of repeated tokens
         weaker[f"penalised, by about {x:g}"] = lambda v, _, x=x: v / x if v > 0 else v * x
-        lowered = f"lowered by {2 * x - 2:g} or so"
+        lowered = f"lowered by about {2 * x - 2:g}"
         weaker[f"{lowered} (presence penalty)"] = lambda v, _, x=x: v - 2 * (x - 1)
         weaker[f"{lowered} each time (frequency penalty)"] = lambda v, n, x=x: v - 2 * n * (x - 1)
-    for (how, change), n in product(weaker.items(), _REACHES):
-        yield f"candidates in the last {n} tokens are {how}", partial(_penalised, change, n)
-    for n in (N_BEFORE, *(2**i for i in range(1, 6))):
-        about = f"no token of the last {n} is drafted"
-        yield about, partial(_without_last, n)
+    ways: dict[str, Callable[..., Candidates]] = {
+        f"candidates in the last {n} tokens{{}} are {how}": partial(_penalised, change, n)
+        for (how, change), n in product(weaker.items(), _REACHES)
+    }
+    for n in (1, N_BEFORE, *(2**i for i in range(1, 6))):
+        about = f"no token of the last {n}{{}} is drafted"
+        ways[about] = lambda row, text, n=n: _without({*text[-n:]}, row, text)
+    for about, way in ways.items():
+        yield about.format(""), way
+        yield about.format(" of the text alone"), OfText(way)
 
 
 Seen = tuple[Drafts, Mapping[int, Sequence[int]], Mapping[tuple[int, int], int]]
@@ -96,15 +104,15 @@ def observed(
     never = {token for token in above if token not in drafted}
     gap = range(min(never, default=0), max(never, default=0) + 1)
     if len(gap) >= FEW and len(never) >= FEW and drafted.isdisjoint(gap):
-        about = f"no id from about {gap[0]} to {gap[-1]} is ever drafted: a part of the head is cut"
+        about = f"no id from about {gap[0]} to {gap[-1]} is ever drafted: the head lacks them"
         if gap[0] > max(drafted):
             gap = range(max(drafted) + 1, 1 << 30)
-            about = f"only ids up to {max(drafted)} are ever drafted: the output head is cut"
+            about = f"only ids up to {max(drafted)} are ever drafted: the output head is truncated"
         yield about, partial(_without, gap)
     if never and len(never) <= sum(above.values()) / 2:
         token = max(never, key=lambda token: above[token])
         more = f" and {len(never) - 1} others are" if len(never) > 1 else " is"
-        about = f"token {shown(token)}{more} never drafted: left out of the candidates"
+        about = f"token {shown(token)}{more} never drafted: not among the candidates"
         yield about, partial(_without, never)
     both = [
         pair
@@ -116,14 +124,14 @@ def observed(
     for token, n in Counter(token for _, token in pairs).most_common(1):
         if n >= max(FEW, _SHOWS_SHIFT * len(pairs)):
             for bias in _BIASES:
-                about = f"token {shown(token)} is favoured, as by a bias of about {bias:g}"
+                about = f"token {shown(token)} is favoured, as if by a logit bias of about {bias:g}"
                 yield about, partial(_favoured, token, bias)
     shift, n = next(iter(Counter(apart).most_common(1)), (0, 0))
     if n >= max(FEW, _SHOWS_SHIFT * len(apart)):
-        about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong map of ids"
+        about = f"ids are {abs(shift)} too {'high' if shift > 0 else 'low'}: a wrong id map"
         yield about, lambda row, _: {token + shift: value for token, value in row.items()}
     if names := one_for_one(both):
-        about = "each id of the drafter's is one other id in what is drafted: a wrong map of ids"
+        about = "each id of the drafter is consistently replaced by another one: a wrong id map"
         yield about, partial(_renamed, names)
 
 
@@ -163,7 +171,7 @@ def of_shards(n_vocab: int) -> Iterator[tuple[str, Change]]:
         for by in (1, -1) if n > 2 else ():
             orders["moved round" if by > 0 else "moved back"] = [(i + by) % n for i in range(n)]
         for how, order in orders.items():
-            about = f"{n} parts of the output head are in another order ({how}): ids are others"
+            about = f"{n} parts of the output head are in the wrong order ({how}): ids differ"
             yield about, partial(_of_parts, order, size)
 
 
@@ -173,10 +181,6 @@ def _of_parts(order: Sequence[int], size: int, row: Candidates, _: Sequence[int]
 
 def _without(tokens: Collection[int], row: Candidates, _: Sequence[int]) -> Candidates:
     return {token: value for token, value in row.items() if token not in tokens}
-
-
-def _without_last(n: int, row: Candidates, text: Sequence[int]) -> Candidates:
-    return _without({*text[-n:]}, row, text)
 
 
 def _penalised(

@@ -89,7 +89,7 @@ class DrafterDiff:
             if other is not pair
         }
         seq_id = pair.seq_b if first.side == "B" else pair.seq_a
-        where = "first of all in" if (first.stage, first.side) in alike else "only in"
+        where = "first in" if (first.stage, first.side) in alike else "only in"
         about = f"{first.about.rstrip('.')}, {where} sequence {seq_id}."
         return replace(first, about=about)
 
@@ -105,7 +105,7 @@ def lines_of(found: DrafterDiff) -> Iterator[str]:
     yield (
         f"first cause: {first.stage}{_of(first)}. {first.about}"
         if first
-        else ("no cause: drafts, rule and counts agree as far as both are recorded")
+        else ("no cause found: drafts, acceptance rule and counts agree where both are recorded")
     )
     for pair in found.pairs:
         yield from _pair_lines(pair)
@@ -113,8 +113,8 @@ def lines_of(found: DrafterDiff) -> Iterator[str]:
 
 def _pair_lines(pair: PairDiff) -> Iterator[str]:
     yield (
-        f"sequences {pair.seq_a} and {pair.seq_b}: A accepted {_share(pair.counts_a)}, "
-        f"B {_share(pair.counts_b)}, by chance with probability {pair.chance:.2g}"
+        f"sequences {pair.seq_a} and {pair.seq_b}: A accepted {_share(pair.counts_a)}, B "
+        f"{_share(pair.counts_b)}, p-value of the difference {pair.chance:.2g}"
     )
     yield f"  {pair.n_equal} of {pair.n_contexts} drafts after the same text are equal"
     for number, cause in enumerate(pair.causes, start=1):
@@ -123,7 +123,7 @@ def _pair_lines(pair: PairDiff) -> Iterator[str]:
         if said:
             yield f"     {said}"
         if cause.recorded is not None and cause.mended is not None:
-            yield f"     accepted {_share(cause.recorded)}; with it mended {_share(cause.mended)}"
+            yield (f"     accepted {_share(cause.recorded)}; without it {_share(cause.mended)}")
     for sentence in pair.missing:
         yield f"  missing: {sentence}"
 
@@ -161,7 +161,7 @@ def drafter_diff(
                 check_same(one)
     of_model = session.tokenizer.piece if session else lambda i: b.store.pieces.get(i, b"")
     for name, run in zip("AB" if session else "A", (a, b), strict=False):
-        _check_vocabulary(name, run, "the model at hand" if session else "B", of_model)
+        _check_vocabulary(name, run, "the given model" if session else "B", of_model)
     sides = sides_of("A", a, session), sides_of("B", b, session)
     names = [side[0].drafters for side in sides]
     if any(names) and not all(names):  # not in every record
@@ -169,8 +169,8 @@ def drafter_diff(
             side[:] = [replace(one, drafters=names[0] or names[1]) for one in side]
     if all(names) and not {*names[0]} & {*names[1]}:
         raise OptionError(
-            f"A and B have two drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
-            "Record both with one; `draftscope acceptance A B` compares what came of two.",
+            f"A and B have different drafters: {', '.join(names[0])} and {', '.join(names[1])}.",
+            "Record both with the same one; `draftscope acceptance A B` compares two.",
         )
     pairs = paired(sides[0][:_MOST_PAIRS], sides[1])
     watched: list[Cause | None] = [None, None]
@@ -309,9 +309,9 @@ def _check_vocabulary(name: str, run: RunRef, other: str, piece_of: Callable[[in
     if len(differ) > max(FEW, len(both) / 2):
         token, mine, theirs = differ[0]
         raise OptionError(
-            f"{name} and {other} have two vocabularies: token {token} is {mine!r} in {name} and "
-            f"{theirs!r} in {other}.",
-            "Record both with one model, and name its file.",
+            f"{name} and {other} have different vocabularies: token {token} is {mine!r} in "
+            f"{name} and {theirs!r} in {other}.",
+            "Record both with the same model, and name its file.",
         )
 
 
@@ -321,29 +321,29 @@ def _chance(one: Counts, other: Counts) -> float:
 
 
 _UNLIKELY = 0.05
-_REQUANTISED = "As many parameters in other bytes: its target is quantised otherwise."
+_REQUANTISED = "The same number of parameters in another size: another quantisation."
 _SETTINGS = Missing(
-    "What the look-ups of {} are set to is not known, so its drafts are not made again.",
-    "Compare it with a run of this engine that is set alike (`run` with its options).",
+    "The lookup settings of {} are not known, so its drafts cannot be computed again.",
+    "Compare it with a run of this engine with the same settings (`run` with its options).",
 )
 _CLOSE = Missing(
-    "The target's own tokens are often not its choice, in A as in B: its best logits are closer "
-    "together than the two round.",
-    "Compare runs of one compute mode, or of a model with trained weights.",
+    "In A and B, the target's own tokens are often not its best choice: its highest logits are "
+    "closer together than the rounding errors of the two.",
+    "Compare runs in the same compute mode, or use a model with trained weights.",
 )
 _AFTER_OTHERS = Missing(
-    "As the prompts differ, drafts were not made again.",
+    "The prompts differ, so drafts were not computed again.",
     "Send both the same prompt to compare them.",
 )
 _DRAWN = Missing(
-    "The drafter of {} draws its tokens, so they cannot be made again.",
-    "Have it take the best ones: --spec-draft-sampling greedy, or temperature 0.",
+    "The drafter of {} samples its tokens, so they cannot be reproduced.",
+    "Let it draft greedily: --spec-draft-sampling greedy, or temperature 0.",
 )
 
 
 _IDS = (
-    "Record it through /completion (`draftscope observe URL -p TEXT --trace DIR`), or with a log "
-    "of -lv 5."
+    "Record it with /completion (`draftscope observe URL -p TEXT --trace DIR`), or with a log of "
+    "-lv 5."
 )
 _TOLD = "A llama-server log of -lv 5 with LLAMA_TRACE=1"
 
@@ -354,9 +354,9 @@ def _missing(
     """Each missing fact that would have shown more."""
     for side in (a, b):
         source = side.run.facts.source
-        remedy = f"{_TOLD} has them: join it (--log of observe or import)."
+        remedy = f"{_TOLD} has them: add it with --log (observe or import)."
         if source and source.engine != "llama-server":
-            remedy = f"{source.engine} does not tell them; a{_TOLD[1:]} would."
+            remedy = f"{source.engine} does not report them; use a{_TOLD[1:]}."
         name = side.name
         lacks = any(len(draft.tokens) < draft.n_drafted for draft in side.drafts)
         if not side.ids:
@@ -364,7 +364,7 @@ def _missing(
         elif not side.has_ids:
             yield Missing(f"{name} has no ids of drafted tokens.", remedy)
         elif lacks and not side.draws:
-            fact = f"{name} lacks ids of rejected tokens, so only accepted ones are compared."
+            fact = f"{name} has no ids of rejected tokens, so only accepted ones are compared."
             yield Missing(fact, remedy)
         if side.prompt is None:
             yield Missing(
@@ -372,11 +372,11 @@ def _missing(
                 "Give the model (--model), or send the prompt as ids.",
             )
     if not contexts:
-        fact = "The two never draft after the same text."
+        fact = "A and B never draft after the same text."
         yield Missing(fact, "Send both the same prompt at temperature 0.")
     elif len(contexts) < 2 * FEW:
-        fact = f"Drafts after the same text: {len(contexts)}, too few to show a cause."
+        fact = f"Only {len(contexts)} drafts after the same text, too few to show a cause."
         yield Missing(fact, "Record longer answers (-n 200), at temperature 0.")
     if session is None:
-        fact = "Without the model drafts cannot be made again."
+        fact = "Without the model, drafts cannot be computed again."
         yield Missing(fact, "Give it with --model, and the drafter with -md.")

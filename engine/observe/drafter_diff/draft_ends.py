@@ -59,9 +59,9 @@ def ends_words(
     if n <= (_EXPLAINS_FITTED if rule.is_fitted else _EXPLAINS) * len(wrong):
         return rule.about, n
     early = sum(draft.pos0 in wrong and draft.length < len(draft.logits) for draft in drafts)
-    how = "early, whatever their probability" if early == len(wrong) else "by no bound of it"
-    about = "Tokens are right and drafts end otherwise than by their probability"
-    return f"{about}: {how}; what is compared with p_min is another number.", len(wrong)
+    how = "early, whatever their probability" if early == len(wrong) else ("not by it")
+    about = "Drafted tokens are right, but drafts do not end by their probability"
+    return f"{about}: {how}; another number is compared with p_min.", len(wrong)
 
 
 def _rules(numbers: Sequence[str], p_min: float, n_min: int) -> Iterator[_Rule]:
@@ -72,10 +72,10 @@ def _rules(numbers: Sequence[str], p_min: float, n_min: int) -> Iterator[_Rule]:
             yield _Rule(f"p_min is compared with {number}.", number, p_min, n_min)
         for floor in _FLOORS:
             if abs(floor - p_min) > SHARES_TIE:
-                about = f"Drafts end as with a p_min of about {floor:g}, not {p_min:g}."
+                about = f"Drafts end as if p_min were about {floor:g} instead of {p_min:g}."
                 yield _Rule(about, usual, floor, n_min, True)
     for least in (n for n in range(max(0, n_min - 2), n_min + 5) if n != n_min):
-        about = f"Drafts are thrown away as with an n_min of {least}, not {n_min}."
+        about = f"Drafts are discarded as if n_min were {least} instead of {n_min}."
         yield _Rule(about, usual, p_min, least, True)
 
 
@@ -85,24 +85,25 @@ def _numbers(draft: DraftEnd) -> Mapping[str, np.ndarray]:
     shares, of_all = _shares(logits), _shares(draft.logits[:, :N_BEFORE])
     share, second = shares[:, 0], shares[:, 1] if shares.shape[1] > 1 else 0.0
     firsts = [(n, np.arange(len(share)) >= n) for n in range(1, _MOST_SPARED + 1)]
-    usual, own = ("what the confidence head says", sure) if len(sure) else (_SHARE, share)
+    usual, own = ("the output of the confidence head", sure) if len(sure) else (_SHARE, share)
     found = {
         usual: own,
         "the probability over the whole vocabulary, not the ten best": of_all[:, 0],
-        f"the product of all of a draft so far, not {usual} alone": np.cumprod(own),
-        f"the mean of a draft so far, not {usual} alone": np.cumsum(own) / range(1, len(own) + 1),
-        "that of the token before: a draft ends one token late": np.append(1.0, own[:-1]),
-        "that of the token after: a draft ends one token early": np.append(own[1:], own[-1:]),
+        f"the product over the draft so far, not {usual} alone": np.cumprod(own),
+        f"the mean over the draft so far, not {usual} alone": np.cumsum(own)
+        / range(1, len(own) + 1),
+        "that of the previous token: drafts end one token late": np.append(1.0, own[:-1]),
+        "that of the next token: drafts end one token early": np.append(own[1:], own[-1:]),
         **{
-            f"{usual}, but for the first {n} of a draft, sent anyhow": np.where(later, own, 1.0)
+            f"{usual}, except for the first {n} of a draft (always sent)": np.where(later, own, 1.0)
             for n, later in firsts
         },
         **{
-            f"{usual}, but of the first {n} of a draft alone": np.where(later, 1.0, own)
+            f"{usual}, but only for the first {n} of a draft": np.where(later, 1.0, own)
             for n, later in firsts
         },
-        f"{usual} after that was sent, too, but for the first token": np.append(own[:1], own[:-1]),
-        f"the lead of the best token over the second, not {usual}": share - second,
+        f"{usual} after the token was sent, except for the first": np.append(own[:1], own[:-1]),
+        f"the lead of the best token over the second, instead of {usual}": share - second,
         "the probability among the two best, not the ten best": _shares(logits[:, :2])[:, 0],
         "the probability at a temperature of 0.5": _shares(2 * logits)[:, 0],
         "the probability at a temperature of 2": _shares(logits / 2)[:, 0],

@@ -367,7 +367,7 @@ class Trials:
                         return best, left
         if unclear:
             which = " Or: ".join([*unclear.values()][:_MOST_EQUAL])
-            about = f"Too few drafts are wrong to say what is. It may be this: {which}"
+            about = f"Too few drafts are wrong to be sure of the cause. It may be: {which}"
             equal = dict.fromkeys((draft.round for draft in window), 0.0)
             return replace(self._right, stage=UNEXPLAINED, about=about), equal
         if best is None and half is not None:
@@ -397,7 +397,7 @@ class Trials:
         if not equal:
             return best
         others = " Or: ".join(equal.values())
-        return replace(best, about=f"{best.about} The same drafts come of this: {others}")
+        return replace(best, about=f"{best.about} These would give the same drafts: {others}")
 
     def _with_another(
         self,

@@ -74,7 +74,7 @@ class _Memory:
         at, blob = self._saved
         if not blob:
             raise RollbackRefusedError(
-                f"llama.cpp refused to remove what follows position {n - 1}.", "Use another build."
+                f"llama.cpp refused to remove tokens after position {n - 1}.", "Use another build."
             )
         self.engine.load(self.number, 0, blob, WHOLE)
         self.tokens = again[:at]
@@ -144,8 +144,8 @@ def decode_with_llama(
     (name,) = options.spec.types or ("none",)
     if name not in (DRAFT_MTP, DRAFT_SIMPLE) or (name == DRAFT_SIMPLE and draft is None):
         raise OptionError(
-            f"llama.cpp's library is not driven with {name} here.",
-            "Use --spec-type draft-mtp, or draft-simple with -md, or its server.",
+            f"llama.cpp as a library does not work with {name} here.",
+            "Use --spec-type draft-mtp, draft-simple with -md, or llama-server.",
         )
     settings = LlamaSettings(load_mtp=name == DRAFT_MTP)
     engine = peer_lane.open_llama(session.unchanged_path(), library, settings)

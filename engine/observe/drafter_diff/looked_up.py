@@ -44,31 +44,28 @@ from engine.trace.run_ref import RunColumns
 
 _UNSEEN = Showing(BEHIND, "it has not seen the prompt", no_prompt=True)
 _SHOWINGS = (
-    Showing(BEHIND, "it has seen the prompt alone, and nothing that was decoded", n_lost=1 << 30),
-    Showing(BEHIND, "it sees what was decoded one round later", late=True),
+    Showing(BEHIND, "it has seen only the prompt, and no decoded tokens", n_lost=1 << 30),
+    Showing(BEHIND, "it sees decoded tokens one round too late", late=True),
     *(showing for showing in SHOWINGS if showing.forgets),
 )
 _LEARNED: dict[str, Callable[[int, int], int | None]] = {
-    "it does not learn what was accepted of its drafts": lambda n, of: None,
-    "it learns one accepted token less than there are": lambda n, of: max(0, n - 1),
-    "it learns one accepted token more than there are": lambda n, of: n + 1,
-    "it learns that no token was accepted": lambda n, of: 0,
-    "it learns that all of its draft was accepted": lambda n, of: of,
+    "it is not informed how many of its tokens were accepted": lambda n, of: None,
+    "it is informed of one accepted token too few": lambda n, of: max(0, n - 1),
+    "it is informed of one accepted token too many": lambda n, of: n + 1,
+    "it is always informed that no token was accepted": lambda n, of: 0,
+    "it is always informed that its whole draft was accepted": lambda n, of: of,
 }
 _SEEN: dict[str, Callable[[list[int]], list[int]]] = {
-    "each token of a round as the first one": lambda tokens: tokens[:1] * len(tokens),
-    "each token of a round as the last one": lambda tokens: tokens[-1:] * len(tokens),
+    "each token of a round as its first one": lambda tokens: tokens[:1] * len(tokens),
+    "each token of a round as its last one": lambda tokens: tokens[-1:] * len(tokens),
     "the tokens of a round in reverse order": lambda tokens: tokens[::-1],
-    "the first token of each round alone": lambda tokens: tokens[:1],
-    "the last token of each round alone": lambda tokens: tokens[-1:],
+    "only the first token of each round": lambda tokens: tokens[:1],
+    "only the last token of each round": lambda tokens: tokens[-1:],
     "each round without its first token": lambda tokens: tokens[1:],
 }
 _LENGTHS: dict[str, Callable[[list[int]], list[int]]] = {
     "it drafts nothing": lambda tokens: [],
-    **{
-        f"it drafts no more than {n} token{'s' * (n > 1)}": itemgetter(slice(n))
-        for n in (1, 2, 3, 4)
-    },
+    **{f"it drafts at most {n} token{'s' * (n > 1)}": itemgetter(slice(n)) for n in (1, 2, 3, 4)},
     "its drafts lack their last token": lambda tokens: tokens[:-1],
     "its drafts are half as long": lambda tokens: tokens[: max(1, len(tokens) // 2)],
     "its drafts lack their first token": lambda tokens: tokens[1:],
@@ -109,7 +106,7 @@ _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
 """How far before the first wrong draft a look-up may have stopped, in tokens; right drafts that
 show that it works up to there."""
-_FOREIGN = "tokens are drafted that follow each other nowhere in the text"
+_FOREIGN = "tokens are drafted that are nowhere in the text in this order"
 _SIZES = ("N_ENTRIES", "EMPTY", "N_SLOTS", "N_STATIC", "N_TOP", "N_LONGEST")
 _OF_POOLS = ("CHUNK", "LOW_ACCEPTANCE", "LOW_STREAK", "MOST_OCCUPANCY")
 _ENDLESS = 1 << 40
@@ -171,7 +168,7 @@ class LookedUp:
             if not least and (len(equal) == _MOST_EQUAL or thread_time() > until):
                 break
         if equal:
-            found = f"{found} The same drafts come of this: {'; or '.join(equal)}."
+            found = f"{found} These would give the same drafts: {'; or '.join(equal)}."
         if found is None:
             drafted = [pair for pair in wrong if pair[0].tokens and pair[1].tokens]
             stage = UNEXPLAINED
@@ -179,7 +176,7 @@ class LookedUp:
                 stage, found = signature(self._side, drafted, made, 0)
             if found is None or stage not in (STATE, CANDIDATES):
                 stage, found = self._by_source(wrong)
-        size = f"{len(wrong)} of {len(made)} drafts are not those of {self._name}"
+        size = f"{len(wrong)} of {len(made)} drafts are not what {self._name} computes"
         if made.index(wrong[0]) >= _MANY_RIGHT:
             size += f", only from position {at} on"
         own, right = (self._counts(pair[i] for pair in made) for i in (0, 1))
@@ -238,7 +235,7 @@ class LookedUp:
             for name, own in vars(kind).items():
                 keeps = getattr(own, "__annotations__", {}).get("return") == "None"
                 if keeps and not name.startswith("__"):
-                    about = f"its `{kind.__name__}.{name}` takes nothing{words}"
+                    about = f"its `{kind.__name__}.{name}` stores nothing{words}"
                     changes = ((kind, name, self._without(own, rounds)),)
                     yield STATE, about, Showing(), None, changes
 
@@ -254,26 +251,26 @@ class LookedUp:
     def _workings(self) -> Iterator[tuple[str, str, Changes]]:
         """Mistakes of a drafter's algorithm: stage, sentence, and replaced attributes."""
         if self._name == "ngram-simple":
-            about = "it copies what follows the earliest match, not the latest"
+            about = "it copies the tokens after the earliest match instead of the latest"
             yield STATE, about, ((None, "find", _earliest),)
-            about = "it looks for matches in what was decoded alone, not in the prompt"
+            about = "it searches only the decoded tokens for matches, not the prompt"
             generated = partial(_behind, self._side.n_prompt)
             yield STATE, about, ((None, "find", generated),)
             for size in range(8, _FARTHEST, 8):
-                about = f"it looks for matches in about the newest {size} tokens alone"
+                about = f"it searches only about the newest {size} tokens for matches"
                 yield STATE, about, ((None, "find", partial(_behind, -size)),)
         module = sys.modules[type(self._new()[0]).__module__]
         for n in (1 << i for i in range(6, 22)) if self._name == "ngram-mod" else ():
-            about = f"its pool has about {n} entries, where n-grams overwrite each other"
+            about = f"its table has only about {n} entries, so that n-grams overwrite each other"
             yield STATE, about, ((module, "N_ENTRIES", n), (module, "_MASK", n - 1))
         for n in range(1, N_LONGEST) if self._name == "ngram-cache" else ():
-            about = f"it looks up n-grams of no more than {n} token{'s' * (n > 1)}"
+            about = f"it looks up n-grams of at most {n} token{'s' * (n > 1)}"
             yield CANDIDATES, about, ((None, "longest", n),)
         if self._name == "ngram-cache":
             for n_known, about in (
-                (None, "it learns n-grams that span two look-ups, too"),
-                (N_LONGEST, "it learns what it drafts, rejected tokens too"),
-                (0, "it learns what it drafts, rejected tokens too, and the tokens before again"),
+                (None, "it also learns n-grams that span two lookups"),
+                (N_LONGEST, "it learns from its own drafts, including rejected tokens"),
+                (0, "it learns from its own drafts and counts the tokens before them again"),
             ):
                 own = partialmethod(_learning, n_known)
                 yield STATE, about, ((NgramCache, "_look_up", own),)
@@ -297,8 +294,8 @@ class LookedUp:
                 floors = {its: x for its, x in constants.items() if type(x) is tuple}
                 others = {f"the numbers of {its}": x for its, x in floors.items()}
                 others |= {
-                    "no least number of observations": tuple((0, share) for _, share in value),
-                    "no least share": tuple((least, 0) for least, _ in value),
+                    "no minimum number of observations": tuple((0, share) for _, share in value),
+                    "no minimum share": tuple((least, 0) for least, _ in value),
                 }
                 for by, i in product((1, -1), range(len(value))):
                     which = f"one observation {'more' if by > 0 else 'less'}"
@@ -307,7 +304,7 @@ class LookedUp:
             for what, other in others.items():
                 if other != value:
                     said = f", not {value:g}" if isinstance(value, int | float) else ""
-                    about = f"it drafts as with {name} of {what}{said}"
+                    about = f"it drafts as if {name} were {what}{said}"
                     stage = STATE if name in _OF_POOLS else CANDIDATES
                     yield stage, about, ((module, name, other),)
 
@@ -323,7 +320,7 @@ class LookedUp:
             elif type(value) is float:
                 others = (0.0, value / 2, 2 * value, 1.0, 0.1, 0.25, 0.5, 0.75, 1e3)
             for other in dict.fromkeys(one for one in others if one >= is_int and one != value):
-                about = f"it drafts as with {name} {other:g}, not {value:g}"
+                about = f"it drafts as if {name} were {other:g}, not {value:g}"
                 yield about, replace(own, **{name: other})
 
     def _by_source(self, wrong: Sequence[_Made]) -> tuple[str, str]:
@@ -335,7 +332,7 @@ class LookedUp:
             n += not {*pairwise([text[-1], *one.tokens])} <= {*chain(*known)}
         if 2 * n > len(wrong):
             return STATE, f"Most likely: {_FOREIGN} ({n} of {len(wrong)} wrong drafts)."
-        return CANDIDATES, "What it drafts is in the text, and not what its settings find there."
+        return CANDIDATES, ("Its drafts are in the text, but not at the matches of its settings.")
 
     def _counts(self, drafts: Iterable[RecordedDraft]) -> Counts:
         """Tokens that the text confirms, and all tokens, at the same contexts."""

@@ -27,7 +27,7 @@ from engine.observe.drafter_diff.operations import PHASES, in_place, of_cells, p
 from engine.observe.drafter_diff.records import BLOCK, CANDIDATES, POSITIONS, ROWS, STATE, Drafts
 from engine.observe.drafter_diff.sides import LONGEST_TEXT, DraftSide
 from engine.observe.drafter_diff.target_rows import CHANGES, MOVED, TextRows, mapped
-from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows
+from engine.observe.drafter_diff.tensor_changes import ROUNDED, other_windows, rounded_by_pass
 from engine.observe.drafter_diff.wrong_drafts import POWERS, in_passes, places_of
 from engine.session import Session
 
@@ -39,9 +39,9 @@ _COUNTED_BY, _MOST_COUNTED, _MOST_IDS = 8, 64, 48
 _Places = Mapping[str, Collection[int]]
 _Which = Callable[[list[Entries], list[Entries]], Entries]
 _READ: dict[str, _Which] = {
-    "that of the step before": lambda given, _: given[max(0, len(given) - 2)],
+    "that of the previous step": lambda given, _: given[max(0, len(given) - 2)],
     "that of two steps before": lambda given, _: given[max(0, len(given) - 3)],
-    "what the step before read (it stays)": lambda _, read: read[-1],
+    "what the previous step read (not updated)": lambda _, read: read[-1],
     "that of the first step": lambda given, _: given[0],
 }
 """Which entry a step reads a part from, given those that steps should read and those that they
@@ -104,27 +104,27 @@ class Mistakes:
             for whole, tap in product((True, False), (None, *taps)) if which else ():
                 at = torch.tensor(self._text.others_of_batch(len(rows), which, with_prompt=whole))
                 moved = mapped(rows, partial(torch.index_select, dim=0, index=at), tap)
-                where = "" if tap is None else f", in layer {tap} alone"
+                where = "" if tap is None else f", only in layer {tap}"
                 yield self._of_table(deviation.about + where, model.table(moved))
             if not which:
                 yield self._guess(stage, deviation.about, deviation=deviation)
 
     def _unseen(self, wrong: Drafts) -> Iterator[Deviation]:
         for size in self._windows(wrong):
-            about = f"the drafter sees no more than {size} tokens"
+            about = f"the drafter sees at most {size} tokens"
             about += " in its attention" * (not self._model.can_cut)
             yield Deviation("", about, window=size)
         for token in self._fitting(
             wrong, self._special, lambda draft, own, t: self._gives(draft, own._replace(tokens=[t]))
         ):
-            about = f"drafts go on from token {token}, not from the newest one"
+            about = f"drafts continue from token {token} instead of the newest one"
             for noticed in (False, True):
                 yield Deviation("", about, token=token, takes_back=noticed)
         for what, with_newest in (("drafted tokens are decoded", False), ("drafts are made", True)):
             far = (by for by in range(-_FARTHEST, _FARTHEST + 1) if abs(by) > 2)
             moves = [-self._text.starts[0], *far]
             for by in self._fitting(wrong, moves, partial(self._gives_moved, with_newest)):
-                about = f"{what} {abs(by)} positions too {'far' if by > 0 else 'early'}"
+                about = f"{what} {abs(by)} positions too {'high' if by > 0 else 'low'}"
                 yield Deviation("", about, place=by * with_newest, step=by)
 
     def _of_beginnings(self, sizes: Sequence[int]) -> Iterator[Guess]:
@@ -163,7 +163,13 @@ class Mistakes:
     def _of_rows(self) -> Iterator[Guess]:
         if (own := self._text.table) is None:
             return
-        yield self._of_table("rows are normed as the drafter takes them", CHANGES["normed"](own))
+        yield self._of_table("the drafter normalises its rows", CHANGES["normed"](own))
+        ends = sorted({0, *self._text.starts, len(self._text.tokens)})
+        sizes = [end - start for start, end in pairwise(ends)]
+        for bits in (2, 3, 4):
+            about = f"rows are rounded to about {bits} bits, with one scale for each pass"
+            rows = mapped(self._target.rows, partial(rounded_by_pass, bits, sizes))
+            yield self._of_table(about, self._model.table(rows))
         for about, rows, layers in self._target.wrong(self._model.orders):
             yield self._of_table(about, self._model.table(rows, layers))
 
@@ -175,7 +181,7 @@ class Mistakes:
         n = self._text.starts[0]  # a server may also split a prompt a few tokens before its end
         for size, tail in product((*(s for s in POWERS if 1 < s < n), n), (0, _TAIL)):
             ends = sorted({*range(size, n - tail, size), *[n - tail] * (tail < n), n})
-            apart = f", its last {tail} apart" * bool(tail)
+            apart = f", its last {tail} tokens in a separate pass" * bool(tail)
             about = f"a prompt's later passes, of {size} tokens{apart}, are"
             if len(ends) > 1 and not tail:
                 first = [p % size if p < n else p for p in range(len(table))]
@@ -245,13 +251,13 @@ class Mistakes:
             return
         if (ids := model.ids) is not None:
             row_of = {token: i for i, token in enumerate(ids.tolist())}
-            about = "the token that a step hands on is not mapped to the target's id (d2t)"
+            about = "the token passed to the next step is not mapped to the target's id (d2t)"
             yield self._handing(
                 CANDIDATES, about, "tokens", lambda own, _: [row_of.get(t, t) for t in own]
             )
         for lost in ("all", "drafted") if self._in_trees else ():
             what = "nothing" if lost == "all" else "no drafted token"
-            about = f"branches of its trees but the first begin with {what} in memory: not copied"
+            about = f"branches of its trees except the first start with {what} in memory"
             yield self._guess(STATE, about, changes=((model, "lost", lost),), during="draft")
         names = [*["row"] * model.reads_rows, "token", "position"]
         for name, (where, which) in product(names, _READ.items()):
@@ -268,13 +274,13 @@ class Mistakes:
         changes: dict[str, Callable[[Any], Any]] = {**CHANGES}
         output = vars(model.core).get("_output")
         if (norm := getattr(output, "norm", None)) is not None:
-            changes["normed by its final norm (again)"] = output.hidden
+            changes["normalised by its final norm (again)"] = output.hidden
             changes["taken before its final norm"] = partial(torch.div, other=norm)
         for what, change in changes.items():
-            about = f"what a step hands on to the next one is {what}"
+            about = f"the row that a step passes to the next one is {what}"
             yield self._handing(STATE, about, "rows", lambda own, _, change=change: change(own))
         for where, which in _READ.items():
-            about = f"what a step hands on is added to {where}"
+            about = f"the row that a step passes to the next one is added to {where}"
             yield self._handing(STATE, about, "rows", torch.add, which)
 
     def _handing(
@@ -308,7 +314,7 @@ class Mistakes:
             which, tokens = f"of sequence {other.seq_id}, not of {text.seq_id}", [*text.tokens]
             for one, its in both:
                 tokens[one.pos0] = other.text[its.pos0]
-            about = f"drafts go on from the newest token {which}"
+            about = f"drafts continue from the newest token {which}"
             yield self._guess(stage, about, text=replace(text, tokens=tokens))
             if own is None:
                 continue
@@ -351,37 +357,37 @@ class Mistakes:
             for other in dict.fromkeys((*others, -1, *self._masks(wrong, row))):
                 what = f"token {other}" if other >= 0 else "the newest token"
                 found[f"row {row} of a block is {what}, not the mask"] = {"masks": {row: other}}
-        found["blocks begin with a mask, not with the newest token"] = {"masks": {0: mask}}
-        found["blocks begin with the token before the newest"] = {"masks": {0: -2}}
-        found["masks are the newest token again"] = {"mask": -1}
+        found["blocks start with a mask instead of the newest token"] = {"masks": {0: mask}}
+        found["blocks start with the token before the newest"] = {"masks": {0: -2}}
+        found["masks are copies of the newest token"] = {"mask": -1}
         for length in (model.config.block_size, n + 1, n - 1):
             if length != n and length > first:
                 found[f"blocks have {length} rows, not {n}"] = {"n_block": length}
         for about, windows in other_windows(model.config.windows):
             yield self._guess(BLOCK, about, model=model.like(self._n_ctx, windows))
         for other in (first + 1, first - 1):
-            about = f"tokens are taken from row {other} of a block on, not {first}"
+            about = f"tokens are read from row {other} of a block on instead of row {first}"
             if other >= 0:
                 found[about] = {"first": other}
             if other > first:
-                found[f"{about}, and blocks are a row longer"] = {"first": other, "n_block": n + 1}
+                found[f"{about}, and blocks have one more row"] = {"first": other, "n_block": n + 1}
         if model.core.markov is not None:
-            about = f"its sample_from_anchor is taken for {str(first > 0).lower()}"
-            about += f": the first token is that of row {1 - first}"
+            about = f"its sample_from_anchor is read as {str(first > 0).lower()}"
+            about += f": the first token is read from row {1 - first}"
             sizes = {"first": 1 - first, "n_block": n + 1 - 2 * first}
             changes = tuple((model, name, size) for name, size in sizes.items())
             changes += ((model.core.markov, "first", 1 - first),)
             yield self._guess(BLOCK, about, changes=changes, during="draft")
-        found["all rows of a block are in one position"] = {"apart": 0}
+        found["all rows of a block have the same position"] = {"apart": 0}
         found["rows of a block are two positions apart"] = {"apart": 2}
         for row, by in product(range(n - 1, 0, -1), (-1, 1)):
             which = "the last row" if row == n - 1 else f"row {row}"
             how = "early" if by < 0 else "far"
             found[f"{which} of a block is one position too {how}"] = {"moved": {row: by}}
         if model.core.selector is not None:
-            about = "its selector is left out"
+            about = "its selector is skipped"
             yield self._guess(BLOCK, about, changes=((model.core, "selector", None),))
-            found["its walk goes on from the best candidate, not the chosen one"] = {"walks": False}
+            found["its walk follows the best candidate, not the chosen one"] = {"walks": False}
         for about, changed in found.items():
             stage = POSITIONS if {"apart", "moved"} & changed.keys() else BLOCK
             stage = CANDIDATES if "walks" in changed else stage
@@ -463,7 +469,7 @@ class Mistakes:
         """Wrong candidates that the next step does not see: it continues from the best one."""
         if isinstance(self._model, StepwiseModel):
             for guess in self._of_candidates():
-                about = f"{guess.about.rstrip('.')}, and the next step goes on from the right one."
+                about = f"{guess.about.rstrip('.')}, but the next step reads the right one."
                 yield replace(guess, about=about, deviation=GOES_ON)
 
     def vague(self, seen: Seen) -> Iterator[Guess]:
@@ -476,6 +482,6 @@ class Mistakes:
 
     def drawn(self) -> Iterator[Guess]:
         """Sampling, which resembles many mistakes and is assumed if no other fits."""
-        about = "candidates are drawn, not the best ones taken: a temperature of the drafter"
+        about = "candidates are sampled, not the best ones taken: a temperature of the drafter"
         for deviation in (CLEAN, GOES_ON):
             yield self._guess(CANDIDATES, about, deviation=deviation, change=any_of_ten)

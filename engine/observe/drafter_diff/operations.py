@@ -23,6 +23,7 @@ from engine.observe.drafter_diff.tensor_changes import (
     CHOOSE,
     FACTORS,
     OF_MATRICES,
+    ROUNDED,
     Given,
     Operation,
     TensorChange,
@@ -39,7 +40,7 @@ Changes = tuple[tuple[Any, str, Any], ...]
 """Objects, their attributes, and the replacements."""
 PHASES = {
     "": "",
-    "write": ", in what is written into its memory of the text",
+    "write": ", when it writes its memory of the text",
     "draft": ", while it drafts",
     "alone": ", in passes of one row",
     "joined": ", in passes of several rows",
@@ -127,26 +128,31 @@ def part_changes(
 
 
 def of_cells(cells: Any) -> Iterator[PartChange]:
-    """Changes of what is written to attention memory."""
-    factors = {f"{x:.3g} times what they should be": partial(torch.mul, other=x) for x in FACTORS}
+    """Changes of what is written to attention memory, by the memory, or because it is computed
+    wrongly, for a block's rows too."""
+    factors = {f"{x:.3g} times the right values": partial(torch.mul, other=x) for x in FACTORS}
     of_rows: dict[str, TensorChange] = {
-        "those of the token before in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
-        "those of the token after in its pass": lambda x: torch.cat((x[:, 1:], x[:, -1:]), 1),
+        "those of the previous token in its pass": lambda x: torch.cat((x[:, :1], x[:, :-1]), 1),
+        "those of the next token in its pass": lambda x: torch.cat((x[:, 1:], x[:, -1:]), 1),
     }
     changes = CHANGED | of_rows | factors
     changes["those of the next head"] = partial(torch.roll, shifts=1, dims=2)
     made: dict[str, Any] = {
-        f"the {what} that its memory gets are {about}": partial(_of_cell, which, change)
+        f"the {what} written to its memory are {about}": partial(_of_cell, which, change)
         for (what, which), (about, change) in product(_CELLS.items(), changes.items())
     }
-    made["the values that its memory gets are the keys"] = lambda k, v: (k, k)
-    made["the keys that its memory gets are the values"] = lambda k, v: (v, v)
-    made["its memory gets keys for values, and these for keys"] = lambda k, v: (v, k)
+    made["keys are written to its memory as values"] = lambda k, v: (k, k)
+    made["values are written to its memory as keys"] = lambda k, v: (v, v)
+    made["keys and values are exchanged in its memory"] = lambda k, v: (v, k)
     for about, change in made.items():
         changed = ((cells, "update", partial(_written, cells.update, change)),)
-        yield PartChange(STATE, about, changed, ["", "write", "draft"])
+        stage = STATE if about.endswith(_KEPT) else BLOCK
+        yield PartChange(stage, about, changed, ["", "draft"])
+        yield PartChange(STATE, about, changed, ["write"])
 
 
+_KEPT = (*ROUNDED, "Hadamard matrix", "the right values", "in its pass")
+"""Ends of changes that a memory makes of right keys and values."""
 _CELLS = {"keys": (1, 0), "values": (0, 1), "keys and values": (1, 1)}
 
 
@@ -178,7 +184,7 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
         if isinstance(value, float) and type(site.owners[0]).__name__ in CHOOSE:
             for about, change in other_values(value, False):
                 made = ((site.owners[0], site.name, float(change(value))),)
-                yield PartChange(CANDIDATES, f"its {site.words} is taken {about}", made, ["draft"])
+                yield PartChange(CANDIDATES, f"its {site.words} is read {about}", made, ["draft"])
         for n in {1, 2, 4, value // 2, 2 * value} - {value} if site.name == "_top_k" else ():
             made = ((site.owners[0], site.name, n),)
             yield PartChange(CANDIDATES, f"its {site.words} is {n}, not {value}", made, ["draft"])
@@ -195,7 +201,7 @@ def _layers(found: Sequence[Site]) -> Iterator[PartChange]:
         if len(site.owners) > 1 or not is_list:
             continue
         orders = {
-            f"its layer {i} is left out": value[:i] + value[i + 1 :] for i in range(len(value))
+            f"its layer {i} is skipped": value[:i] + value[i + 1 :] for i in range(len(value))
         }
         orders["its layers are run in reverse order"] = value[::-1]
         for about, order in orders.items():
@@ -226,7 +232,7 @@ def _operations(
                 for own, its in (pair, pair[::-1])
                 for key in own.weights
             ]
-            about = f"{one.words} and {other.words} exchange their weights"
+            about = f"{one.words} and {other.words} have exchanged weights"
             yield PartChange(one.stage, about, _elsewhere(both), [*PHASES])
     for alike in places.values():
         one, is_few = alike[0], 1 < len(alike) <= _MOST_ALONE
@@ -243,29 +249,21 @@ def _operations(
             shape = getattr(one.given[key], "shape", None)
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
-                    change = with_changed({key: partial(_instead, table)})
-                    about = f"{one.words} reads the target's {words}, not its own"
+                    change = with_changed({key: lambda _, table=table: table})
+                    about = f"{one.words} reads the target's {words} instead of its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
-            change = with_changed({1: partial(_lower_from, at)})
-            about = f"{one.words} reads ids from about {at} on one too low"
+            change = with_changed({1: lambda ids, at=at: ids - (ids >= at).to(ids.dtype)})
+            about = f"{one.words} reads ids from about {at} on as one less"
             yield PartChange(BLOCK, about, _elsewhere([(alike, change)]))
         rows = [key for key, x in one.given.items() if is_floats(x)]
         for key, first in product(rows, (True, False)) if (one.code, one.at) in loops else ():
             change = partial(_of_round, key, first, [])
-            when = "in the first round of its loop" if first else "one round before"
+            when = "in the first iteration of its loop" if first else "one round before"
             about = f"{one.words} reads argument {key} as it was {when}"
             yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
     yield from _everywhere([*places.values()])
     yield from _of_others([*places.values()])
-
-
-def _instead(other: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return other
-
-
-def _lower_from(at: int, ids: torch.Tensor) -> torch.Tensor:
-    return ids - (ids >= at).to(ids.dtype)
 
 
 def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
@@ -309,7 +307,7 @@ def _everywhere(places: Sequence[list[Operation]]) -> Iterator[PartChange]:
             yes = [kind in some for kind in whose]
             if sum(yes) > 1:
                 which = "" if len(some) == len(kinds) else f" of {' and '.join(some)}"
-                said = f"everything that multiplies by a matrix{which} {about}"
+                said = f"every matrix multiplication{which} {about}"
                 yield PartChange(BLOCK, said, _elsewhere([*compress(both, yes)]))
 
 
@@ -348,7 +346,7 @@ def _in_place_of(latest: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tenso
 
 
 _READS = "reads its matrix "
-_AT_TIMES = "is left out", "gives 0 times", "zeros in its head", "counted from", "one too low"
+_AT_TIMES = "is skipped", "returns 0 times", "zeros in its head", "counted from", "one too low"
 
 
 _Elsewhere = Sequence[tuple[Sequence[Operation], Way]]

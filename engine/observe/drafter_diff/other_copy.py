@@ -27,7 +27,7 @@ def decode_with_copy(
     not there, it fails, or its output has another version."""
     if not (tree / "engine" / "observe" / "drafter_diff" / "other_copy.py").is_file():
         raise OptionError(
-            f"{tree} is not a copy of this program that can be watched.",
+            f"{tree} is not a copy of this program that can be compared.",
             "Name the folder that has `engine` in it, of this version or a later one.",
         )
     with TemporaryDirectory() as folder:
@@ -41,15 +41,15 @@ def decode_with_copy(
         )
         if done.returncode:
             why = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise OptionError(f"The copy in {tree} failed: {''.join(why)}", "Run it there itself.")
+            raise OptionError(f"The copy in {tree} failed: {''.join(why)}", "Run it there.")
         try:
             form, run_id, calls = pickle.loads(Path(folder, _VALUES).read_bytes())
         except (OSError, ValueError, *_NOT_OURS):
             form = run_id = calls = None
         if form != _FORM:
             raise OptionError(
-                f"The copy in {tree} is of another version: what it computed cannot be read here.",
-                "Compare two copies of one version, or record a run there and name its trace.",
+                f"The copy in {tree} is another version, whose values cannot be read here.",
+                "Compare two copies of the same version, or record a run there and name its trace.",
             )
         store = open_trace(Path(folder))
     values = StageValues()

@@ -38,9 +38,9 @@ _SHOWS_RULE = 5
 _FLOAT_CELLS = "f32", "f16", "bf16"
 _START = "the start of the server, by its log"
 _OF_FILES = {
-    "freq_base": (POSITIONS, "turns ropes with base", " (--rope-freq-base)"),
-    "freq_scale": (POSITIONS, "turns ropes with scale", " (--rope-freq-scale, --rope-scaling)"),
-    "file_size": (BLOCK, "has weights of", ", or quantised otherwise"),
+    "freq_base": (POSITIONS, "has the RoPE base", " (--rope-freq-base)"),
+    "freq_scale": (POSITIONS, "has the RoPE scale", " (--rope-freq-scale, --rope-scaling)"),
+    "file_size": (BLOCK, "has weights of", ", or another quantisation"),
 }
 """A log's values about models: the stage that is wrong if a file has another value, and words."""
 _SPREAD = ("top_k", "top_p", "min_p", "top_n_sigma", "dynatemp_range", "samplers", "seed")
@@ -67,17 +67,18 @@ def rule_cause(side: DraftSide, stricter: str = "") -> Cause | None:
     if len(short) < FEW or len(short) < _SHARE * len(known):
         return None
     if side.run.facts.synthetic or side.run.facts.draft_accept:
-        about = "Drafted tokens are accepted by chance or by a script, not by the target."
+        about = "Drafted tokens are accepted synthetically or by a script, not by the target."
     elif side.draws:  # residual probabilities exclude tokens with p < q
         about = (
-            "Replacements are drawn from p, not from the residual p - q: some were just rejected."
+            "Replacements are sampled from p, not from the residual p - q: some were just rejected."
         )
     else:
         rounds = [((n, d.n_drafted), (d.n_accepted, d.n_drafted)) for d, n in known]
         way = _way_of(rounds, as_counted=True)
-        how = f", which leaves {way}" if way else ": a stricter rule"
-        how += f", which takes only those {stricter}" * bool(stricter and not way)
-        about = f"Drafted tokens are rejected that the target chose itself{how}."
+        how = f", which gives {way}" if way else f", which accepts only those {stricter}"
+        how *= bool(way or stricter)
+        about = "Drafted tokens are rejected although the target chose the same ones: a stricter "
+        about += f"rule{how}."
     size, recorded = f"{len(short)} of {len(known)} rounds", sums(draft for draft, _ in known)
     mended = sum(n for _, n in known), recorded[1]
     return Cause(RULE, side.name, about, place_of(short[0][0]), size, recorded, mended)
@@ -113,7 +114,7 @@ def sampler_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         said.append(f"rule {rules[0]} in A, {rules[1]} in B")
     if not said:
         return None
-    place = f"the texts part at position {at}" if parts else ""
+    place = f"the texts differ from position {at} on" if parts else ""
     return Cause(RULE, "", f"The sampler or the rule differs: {'; '.join(said)}.", place)
 
 
@@ -145,8 +146,8 @@ def file_causes(
             continue
         if lacks or stage == POSITIONS:  # a file at hand may not be needed
             about = (
-                f"A model of its {what} {others[0]}, those at hand {' or '.join(lacks or own)}: "
-                f"another file{how}."
+                f"One of its models {what} {others[0]}, the given files "
+                f"{' or '.join(lacks or own)}: another file{how}."
             )
             yield Cause(stage, side.name, about, _START)
 
@@ -180,8 +181,8 @@ def cell_causes(a: DraftSide, b: DraftSide) -> Iterator[Cause]:
         rounded = sorted(cells - other_cells - {*_FLOAT_CELLS})
         if rounded:
             about = (
-                f"Cells of its memory hold keys and values as {', '.join(rounded)}, the other's "
-                f"as {', '.join(sorted(other_cells)) or 'f32'} (-ctk, -ctv, -ctkd, -ctvd)."
+                f"Its KV cells hold keys and values as {', '.join(rounded)}, the other's as "
+                f"{', '.join(sorted(other_cells)) or 'f32'} (-ctk, -ctv, -ctkd, -ctvd)."
             )
             yield Cause(STATE, side.name, about, _START)
 
@@ -200,8 +201,8 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
         if not found[i].side:
             said_else = {*both} - ({*differ} if len(differ) == 1 else set())
             is_other = any(f"another {name}" in found[i].about for name in said_else)
-            about = "Drafts end otherwise." if is_other else found[i].about
-            found[i] = replace(found[i], about=f"{about} Their settings: {said}.")
+            about = "Drafts end differently." if is_other else found[i].about
+            found[i] = replace(found[i], about=f"{about} Settings: {said}.")
     n_same = n_common(a, b)
     at = sorted(place for place in {*a.starts} & {*b.starts} if place < n_same)
     known = [{one.pos0: (one.tokens, one.n_drafted) for one in side.drafts} for side in (a, b)]
@@ -209,8 +210,8 @@ def with_limits(a: DraftSide, b: DraftSide, causes: Sequence[Cause]) -> list[Cau
     alone = {place for place in {*a.starts} ^ {*b.starts} if place < n_same}
     n_apart = (len(wrong) + len(alone)) * bool(wrong)  # one difference of rounds lasts long
     if said and not shown and (n_apart >= FEW or not all(known)):
-        about = f"Drafts are made by other settings: {said}."
-        size = f"{len(wrong)} of {len(at)} rounds after the same text draft otherwise"
+        about = f"Drafts are made with other settings: {said}."
+        size = f"{len(wrong)} of {len(at)} rounds after the same text have other drafts"
         where = (f"position {wrong[0]}", size) if wrong else ()
         found.append(Cause(CANDIDATES, "", about, *where))
     return found
@@ -234,7 +235,7 @@ def counting_cause(side: DraftSide, other: DraftSide) -> Cause | None:
     counts, true = side.counts, added(true for true, _ in rounds)
     again = [two for one, two in pairwise(side.drafts) if one.pos0 == two.pos0]
     if len(again) >= FEW:
-        about = "replays of accepted tokens after a restore as rounds of their own"
+        about = "replays of accepted tokens after a restore as separate rounds"
         true = sums(one for one in side.drafts if not any(one is two for two in again))
         size = f"{len(again)} of {len(rounds)} rounds"
         return counted(side, about, place_of(again[0]), size, counts, true)
@@ -271,11 +272,11 @@ def _numbers(counts: Counts, its: str) -> dict[str, int]:
     more = {
         f"{its} of a round": 1,
         f"{its} after a rejection": cut,
-        f"{its} after a whole draft": whole,
+        f"{its} after a full acceptance": whole,
         "one where none was accepted": int(a == 0),
-        "tokens of replays after a rejection again": a * cut,
-        "tokens of replays after a rejection, with the target's own, again": (a + 1) * cut,
-        "those of drafts that were accepted whole again": a * whole,
+        "replayed tokens after a rejection again": a * cut,
+        "replayed tokens after a rejection and the target's own again": (a + 1) * cut,
+        "those of fully accepted drafts again": a * whole,
         "the accepted ones again": a,
         "the drafted ones again": d,
         "the rejected ones": d - a,
@@ -283,25 +284,25 @@ def _numbers(counts: Counts, its: str) -> dict[str, int]:
     less = {
         "one": 1,
         "one after a rejection": cut,
-        "the last one of drafts that were accepted whole": whole,
+        "the last one of fully accepted drafts": whole,
         "those before a rejection": a * cut,
-        "those of drafts that were accepted whole": a * whole,
+        "those of fully accepted drafts": a * whole,
         "those of rounds in which none was accepted": d * (a == 0),
         "the accepted ones": a,
     }
     found = of | {"none": 0, "drafts, not their tokens": min(d, 1)}
-    found["what was judged: the accepted ones and the first rejected"] = min(a + 1, d)
-    found |= {f"no more than {n} accepted token{'s' * (n > 1)} of a round": min(a, n) for n in _FEW}
+    found["only the accepted ones and the first rejected one"] = min(a + 1, d)
+    found |= {f"at most {n} accepted token{'s' * (n > 1)} of a round": min(a, n) for n in _FEW}
     for which, n in of.items():
         found |= {f"{which} and {its}": n + k for its, k in more.items()}
         found |= {f"{which} but {its}": max(0, n - k) for its, k in less.items()}
     return found
 
 
-_FEW, _REQUEST = range(1, 5), "sums of the request"
+_FEW, _REQUEST = range(1, 5), "totals of the request"
 _OF_ROUNDS: dict[str, Callable[[list[int], list[int]], list[int]]] = {
-    "those of the round before": lambda right, own: [*own[:1], *right[:-1]],
-    "those of the round after": lambda right, own: [*right[1:], *own[-1:]],
+    "those of the previous round": lambda right, own: [*own[:1], *right[:-1]],
+    "those of the next round": lambda right, own: [*right[1:], *own[-1:]],
     "the sums of all rounds so far": lambda right, _: [*accumulate(right)],
 }
 _MOSTLY, _BOTH = 0.9, {"accepted": "the target's own token", "drafted": "the newest token"}
@@ -369,7 +370,7 @@ def _miscounted(rounds: Sequence[tuple[Counts, Counts]]) -> str:
     """The miscounting of rounds whose accepted tokens are not those of their drafts."""
     about = "tokens that it did not draft as accepted drafted tokens"
     if all(own[0] <= true[0] for true, own in rounds):
-        about = "fewer accepted tokens than its rounds go on by"
+        about = "fewer accepted tokens than its rounds advance by"
     return _way_of(rounds) or about
 
 
@@ -390,7 +391,7 @@ def _by_counters(side: DraftSide, other: DraftSide) -> Cause | None:
         return None
     rounds = [(draft.n_accepted, draft.n_drafted) for draft in side.drafts]
     what = _way_of_sums(rounds, theirs, 1) or "other tokens than its rounds have"
-    about, place = f"Its counters count {what}.", "sums at the end of the request"
+    about, place = f"Its counters count {what}.", "totals at the end of the request"
     size = f"{theirs[0]} of {theirs[1]} by its counters, {accepted} of {drafted} by its rounds"
     return Cause(COUNTING, side.name, about, place, size, theirs, side.counts)
 
@@ -403,7 +404,7 @@ def _by_length(side: DraftSide, theirs: Counts, steps: int) -> Cause | None:
     if accepted < most + FEW or not steps:
         return None
     own = "the target's own token of a round as an accepted one" * (accepted <= most + steps)
-    about = own or "more accepted tokens than its answer has room for"
+    about = own or "more accepted tokens than its answer can contain"
     size = f"{accepted} accepted in {steps} rounds, {len(side.ids)} tokens in the answer"
     mended = min(most, accepted - steps * bool(own)), drafted
     return counted(side, about, _REQUEST, size, theirs, mended)
@@ -416,8 +417,8 @@ def _by_rounds(side: DraftSide, other: DraftSide, theirs: Counts, steps: int) ->
     longest = max(n for _, n in rounds)  # SGLang's assumption for each
     n_rounds = sum(start >= other.n_prompt for start in other.starts)
     if side.text == other.text and (steps, accepted) == (n_rounds + 1, other.counts[0]):
-        about = "a round more than its answer has, as with the pass over the prompt"
-        size = f"{steps} rounds by its sums, {other.name} has {n_rounds} for the same text"
+        about = "one round more than its answer has, as if the prompt's pass were counted"
+        size = f"{steps} rounds by its totals, {other.name} has {n_rounds} for the same text"
         mended = accepted, min(drafted, n_rounds * longest)
         return counted(side, about, _REQUEST, size, theirs, mended)
     if steps != len(rounds) or side.text != other.text or theirs == other.counts:
@@ -449,8 +450,8 @@ def withheld_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
             continue
         other = "BA"[which]
         about = (
-            f"It rejects drafted tokens that the target chose itself and {other} drafts in their "
-            "place: a stricter rule, unless it drafts others, which ids of rejected tokens tell."
+            f"It accepts fewer tokens than {other} drafts right at the same places: a stricter "
+            "rule, or other drafts; ids of rejected tokens would show which."
         )
         recorded, n_drafted = sums(own for own, _ in known), sum(own.n_drafted for own, _ in known)
         mended = sum(max(own.n_accepted, min(n, own.n_drafted)) for own, n in known), n_drafted
@@ -471,13 +472,13 @@ def width_cause(a: DraftSide, b: DraftSide, pairs: Pairs) -> Cause | None:
         is_steady = len({own.n_drafted for own in side.drafts}) == 1
         can_tell = side.looks_up and side.has_lengths and not side.has_rejected
         if {own.n_drafted - one.n_drafted for own, one in whole} == {1} and not has_whole:
-            about, shown = "the newest token of a round, its draft's root, as a drafted one", whole
+            about, shown = "the newest token of a round, the draft's root, as a drafted one", whole
             counts = side.counts, (side.counts[0], side.counts[1] - len(side.drafts))
-            size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted whole"
+            size = f"{len(side.drafts)} rounds, {len(whole)} of which the other accepted fully"
         elif can_tell and is_steady:
-            about, shown = "as drafted what a round has room for, not what was found", fewer
+            about, shown = ("as drafted the limit of a round, not the tokens found", fewer)
             counts = sums(own for own, _ in both), sums(one for _, one in both)
-            size = f"as many in each round; in {len(fewer)} of {len(both)} fewer are found"
+            size = f"the same in each round, but {len(fewer)} of {len(both)} drafts are shorter"
         else:
             continue
         if len(shown) >= _SHOWS_RULE:

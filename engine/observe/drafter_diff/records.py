@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import NamedTuple
@@ -34,8 +34,8 @@ from engine.trace.prompt_reuse import n_common as n_alike
 """Stages at which drafts or their acceptance may differ, in causal order."""
 
 NEAR_CHOICE = (
-    "The target's own tokens are often not its choice, but another of its best: its sampler is set "
-    "otherwise than is recorded."
+    "The target's own tokens are often not its best choice, but another one of its best: its "
+    "sampler has other settings than recorded."
 )
 FEW = 3
 """Least number of drafts, or rounds, that must show a cause."""
@@ -117,15 +117,15 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
         same = asked[0] is not None and asked[0] == asked[1]
         if (said := _one_more(a, b)) is not None:
             return Cause(SPECIAL, "", f"{said}.", place, size)
-        about = "The same text became other tokens" if same else "The prompts have other tokens"
-        about += "; what these stand for is not known without the model (--model)."
+        about = "The same text has other tokens" if same else "The prompts have other tokens"
+        about += "; their texts are not known without the model (--model)."
         return Cause(TOKENS if same else TEXT, "", about, place, size)
     if plain[0] == plain[1]:
         less, more = "AB" if len(a.prompt) < len(b.prompt) else "BA"
-        said = f"{less} lacks special tokens that {more} has"
+        said = f"{less} does not have special tokens that {more} has"
         if len(a.prompt) == len(b.prompt):
             said = "the special tokens of the two prompts differ"
-        return Cause(SPECIAL, "", f"The words are equal; {said}.", place, size)
+        return Cause(SPECIAL, "", f"The texts are equal; {said}.", place, size)
     texts = [b"".join(side.piece(i) for i in side.prompt or ()) for side in (a, b)]
     if texts[0] != texts[1]:
         return Cause(TEXT, "", _text_words(a, b, texts), place, size)
@@ -134,11 +134,11 @@ def prompt_cause(a: DraftSide, b: DraftSide) -> Cause | None:
             _is_special(side, token) for token in {*(side.prompt or ())} - {*(other.prompt or ())}
         ):
             about = (
-                f"{other.name} cut the text of a special token into ordinary tokens, {side.name} "
-                "has it as one."
+                f"{other.name} has the text of a special token as ordinary tokens, {side.name} "
+                "has the special token."
             )
             return Cause(SPECIAL, other.name, about, place, size)
-    return Cause(TOKENS, "", "The same text is cut into other tokens.", place, size)
+    return Cause(TOKENS, "", "The same text is tokenised differently.", place, size)
 
 
 def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
@@ -149,7 +149,7 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         bare = [_SPECIAL.sub(b"", text.encode("utf-8", "replace")) for text in texts if text]
         stage = SPECIAL if len(bare) == 2 and bare[0] == bare[1] else TEXT
         shown = [repr((text or "")[at : at + _SHOWN]) for text in texts]
-        place = f"character {at}: A goes on with {shown[0]}, B with {shown[1]}"
+        place = f"character {at}: A continues with {shown[0]}, B with {shown[1]}"
         return Cause(stage, "", "The prompts differ.", place)
     chats = [side.asked.messages for side in (a, b)]
     if all(chats) and chats[0] != chats[1]:
@@ -158,9 +158,9 @@ def _by_request(a: DraftSide, b: DraftSide) -> Cause | None:
         return None
     size = f"{a.n_prompt} and {b.n_prompt} tokens"
     if all(chats):
-        about = "The messages are equal and the chat template made another prompt of them."
+        about = "The messages are equal, but the chat template turned them into another prompt."
         return Cause(TEXT, "", about, "", size)
-    about = "The prompts have other numbers of tokens; their ids are not known on both sides."
+    about = "The prompts have different numbers of tokens; the ids are not known on both sides."
     if abs(a.n_prompt - b.n_prompt) == 1:
         about = f"{_one_more(a, b)}; ids are not known on both sides."
         return Cause(SPECIAL, "", about, "", size)
@@ -183,8 +183,8 @@ def _one_more(a: DraftSide, b: DraftSide) -> str | None:
     if None not in both and both[0] not in ((both[1] or [])[1:], (both[1] or [])[:-1]):
         return None
     return (
-        f"The prompt of {more.name} has one token more, as with a special token put before the "
-        "text (add_bos_token) or at its end (add_eos_token)"
+        f"The prompt of {more.name} has one more token, as if a special token were added at its "
+        "start (add_bos_token) or end (add_eos_token)"
     )
 
 
@@ -192,25 +192,25 @@ def _text_words(a: DraftSide, b: DraftSide, texts: Sequence[bytes]) -> str:
     at = n_alike(*texts)
     shown = [repr(text[at : at + _SHOWN].decode("utf-8", "replace")) for text in texts]
     if a.asked.messages and a.asked.messages == b.asked.messages:
-        what = "The messages are equal and the chat template made another prompt of them"
+        what = "The messages are equal, but the chat template turned them into another prompt"
     elif texts[0].split() == texts[1].split():
-        what = "The prompts differ by white space alone"
+        what = "The prompts differ only in white space"
     elif len({normalize("NFKC", one.decode("utf-8", "replace")) for one in texts}) == 1:
-        what = "The prompts are one text in two Unicode forms, such as composed accents and others"
+        what = "The prompts are the same text in two Unicode forms (such as NFC and NFD)"
     elif len({one.lower() for one in texts}) == 1:
-        what = "The prompts differ by upper and lower case alone"
+        what = "The prompts differ only in upper and lower case"
     elif texts[0].endswith(texts[1]) or texts[1].endswith(texts[0]):
-        what = "One prompt is the end of the other: its beginning is cut off, or text put before it"
+        what = "One prompt is the end of the other: its start is cut off, or text was put in front"
     elif at == min(map(len, texts)):
-        what = "One prompt goes on where the other ends, as with another generation prompt"
+        what = "One prompt continues where the other ends, as with another generation prompt"
     elif at + n_alike(texts[0][::-1], texts[1][::-1]) >= min(map(len, texts)):
         less, more = "AB" if len(texts[0]) < len(texts[1]) else "BA"
-        what = f"{less} lacks a part in the middle of the prompt that {more} has"
+        what = f"A part in the middle of the prompt of {more} is missing in {less}"
     elif any(_SPECIAL.sub(b"", one) != one for one in texts):
-        what = "The prompts differ, by their text or by the template around it"
+        what = "The prompts differ, in their text or in the chat template"
     else:
-        what = "The prompts have other texts"
-    return f"{what}: after {at} bytes A goes on with {shown[0]}, B with {shown[1]}."
+        what = "The prompts have different texts"
+    return f"{what}: after {at} bytes A continues with {shown[0]}, B with {shown[1]}."
 
 
 def _is_special(side: DraftSide, token: int) -> bool:
@@ -261,7 +261,7 @@ def draft_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
     low = 0 if recorded[0][0] * recorded[1][1] < recorded[1][0] * recorded[0][1] else 1
     side = (a, b)[low]
     stage, about = signature(side, differ, known, low)
-    size = f"{len(differ)} of {len(known)} drafts at the same contexts differ"
+    size = f"{len(differ)} of {len(known)} drafts after the same text differ"
     counts = recorded[low], recorded[1 - low]
     yield Cause(stage, side.name, about, place_of(differ[0][low]), size, *counts)
 
@@ -273,7 +273,7 @@ def signature(side: DraftSide, differ: Pairs, known: Pairs, low: int) -> tuple[s
     ids = {token for draft in mine for token in draft.tokens}
     if len(ids) == 1 and len({token for draft in theirs for token in draft.tokens}) > 1:
         token = side.shown(ids.pop())
-        return ROWS, f"All its drafts are of token {token} alone: rows or logits are NaN."
+        return ROWS, f"All its drafts consist only of token {token}: rows or logits are NaN."
     for how, pairs in (
         (" from the second token on: one token ahead", zip(mine, theirs, strict=True)),
         (", one token late", zip(theirs, mine, strict=True)),
@@ -286,7 +286,7 @@ def signature(side: DraftSide, differ: Pairs, known: Pairs, low: int) -> tuple[s
     drafts = zip(mine, theirs, places, strict=True)
     named = one_for_one([(other.tokens[at], one.tokens[at]) for one, other, at in drafts])
     if not side.looks_up and named:
-        about = "Each id of the other's is one other id here: a map of draft ids (d2t) is wrong."
+        about = "Each id of the other is always one other id here: a wrong map of draft ids (d2t)."
         return CANDIDATES, about
     before = {draft.round: last for last, draft in pairwise(side.drafts)}
     groups = Counter[tuple[bool, bool]]()
@@ -299,9 +299,9 @@ def signature(side: DraftSide, differ: Pairs, known: Pairs, low: int) -> tuple[s
         return ROWS, "Only drafts after a rejection differ: stale rows or a state not rolled back."
     if all((n_equal(*pair) or 0) > 0 for pair in differ):
         in_blocks = any("flash" in one or "spark" in one for one in side.drafters)
-        about = "First tokens are equal, later ones not: what later steps or rows of blocks read."
+        about = "First tokens are equal, later ones differ: wrong inputs of later steps or rows."
         return BLOCK if in_blocks else ROWS, about
-    about = "Drafts at the same contexts differ; without the model it cannot be known why."
+    about = "Drafts after the same text differ; without the model, the cause is not known."
     return UNEXPLAINED, about
 
 
@@ -321,8 +321,8 @@ def _by_rank(mine: Drafts, theirs: Drafts) -> str:
     if len(ranks) < FEW or sum(rank > 1 for rank in ranks) < 0.9 * len(ranks):
         return ""
     if len(set(ranks)) == 1:
-        return f"It takes the candidate of rank {ranks[0]} in place of the best one."
-    return "It takes candidates other than the best one, as if they were drawn at a temperature."
+        return f"It drafts the candidate of rank {ranks[0]} instead of the best one."
+    return "It drafts other candidates than the best one, as if it sampled them at a temperature."
 
 
 def one_for_one(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
@@ -357,7 +357,7 @@ def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
     if len(whole) < max(FEW, _SHARE * len(pairs)):
         if is_set and longest[0] != longest[1]:
             about = _OTHER_N_MAX.format(*longest)
-            yield Cause(CANDIDATES, "", about, "", f"{n_full[0]} and {n_full[1]} are as long")
+            yield Cause(CANDIDATES, "", about, "", f"{n_full[0]} and {n_full[1]} have that length")
         return
     if longest[0] != longest[1]:
         about = _OTHER_N_MAX.format(*longest)
@@ -369,13 +369,18 @@ def length_causes(a: DraftSide, b: DraftSide, pairs: Pairs) -> Iterator[Cause]:
         below = [top[token] for top, token in shown if token in top]
         floor = f" (probability {max(below):.2f} at most)" if below else ""
         about = (
-            f"{'AB'[which]} ends drafts before unsure tokens{floor} that {'BA'[which]} drafts: "
-            "another p_min."
+            f"{'AB'[which]} ends drafts before less probable tokens{floor} that {'BA'[which]} "
+            "drafts: another p_min."
         )
-        if below and max(below) >= _SURE:
-            about = f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, even sure."
+        both = [{pair[which].pos0 for pair in some} for some in (whole, pairs)]
+        if ends := _after((a, b)[which], *both):
+            about = f"{'AB'[which]} drafts fewer tokens than {'BA'[which]}, only after {ends}."
+        elif below and max(below) >= _SURE:
+            about = (
+                f"{'AB'[which]} ends drafts before tokens that {'BA'[which]} drafts, even likely."
+            )
     recorded = sums(pair[1] for pair in whole), sums(pair[0] for pair in whole)
-    size = f"{len(whole)} of {len(pairs)} equal drafts have other lengths"
+    size = f"{len(whole)} of {len(pairs)} otherwise equal drafts have different lengths"
     yield Cause(CANDIDATES, "", about, place_of(whole[0][1]), size, *recorded)
 
 
@@ -418,45 +423,45 @@ def _dropped(a: DraftSide, b: DraftSide, end: int) -> Iterator[Cause]:
         if none == in_vain and all(d.n_accepted for d in side.drafts) and not side.has_rejected:
             about = "no drafted tokens of rounds in which none was accepted"
             counts = side.counts, (side.counts[0], side.counts[1] + sums(none)[1])
-            size = f"{len(none)} rounds, all in which {other.name} drafted in vain"
+            size = f"{len(none)} rounds, all those in which {other.name} had none accepted"
             yield counted(side, about, f"position {start}", size, *counts)
             continue
         about = f"{side.name} drafts nothing where {other.name} does"
-        if ends := _after(side, stop):
+        rest = range(side.drafts[0].pos0 + 1, stop)
+        if ends := _after(side, {*side.plain} & {*rest}, rest):
             about += f", only after {ends}."
             yield Cause(CANDIDATES, side.name, about, f"position {start}", f"{len(none)} rounds")
             continue
         since = all(draft.pos0 < start for draft in side.drafts)
         is_apart, is_non_finite = {*OUT_OF_STEP} & side.reasons, "non-finite" in side.reasons
         if is_apart or is_non_finite or (since and len(none) >= 2 * FEW):
-            stage, cause = ROWS, "rows that it reads or its logits that are NaN, or a full context"
+            stage, cause = ROWS, "the rows or logits are NaN, or its context is full"
             if is_apart:
-                stage, cause = STATE, f"its state is not that of the text ({min(is_apart)})"
+                stage, cause = STATE, f"its state does not match the text ({min(is_apart)})"
             elif is_non_finite:
-                cause = "rows that it reads or its logits are not finite"
+                cause = "the rows that it reads or its logits are NaN or infinite"
             elif side.knows_all:  # this engine records non-finite values
-                stage, cause = STATE, "its context is full, or it may not draft any further"
+                stage, cause = STATE, "its context is full, or its limits allow no further drafts"
             about = f"{about}, from position {start} on" * since or about
             size = f"{len(none)} rounds"
             yield Cause(stage, side.name, f"{about}: {cause}.", f"position {start}", size)
             continue
         sure = [[*top.values()][:1] for d in none for top in d.tops[:1]]
         if sure and (floor := max(map(sum, sure))) < _SURE:
-            about += f", a first token of probability {floor:.2f} at most: another p_min"
+            about += f", if the first token's probability is at most {floor:.2f}: another p_min"
         if lost < min(draft.n_drafted for draft in side.drafts):
-            about = f"{side.name} throws drafts of fewer than {lost + 1} tokens away: another n_min"
+            about = f"{side.name} discards drafts of fewer than {lost + 1} tokens: another n_min"
         size = f"{len(none)} rounds after the same text"
         yield Cause(CANDIDATES, "", f"{about}.", f"position {none[0].pos0}", size)
 
 
-def _after(side: DraftSide, stop: int) -> str:
-    """The outcome of drafts after which alone, and always, the next round has none; empty without
-    one."""
-    plain = {at for at in side.plain if side.drafts[0].pos0 < at < stop}
-    before = {draft.pos0: outcomes(draft) for draft in side.drafts if draft.pos0 < stop}
-    rounds = [*pairwise(sorted({*plain, *before}))]
+def _after(side: DraftSide, wrong: set[int], among: Collection[int]) -> str:
+    """The outcome of drafts after which alone, and always, the next round, if it is among these, is
+    a wrong one; empty without one. Rounds by position."""
+    before = {draft.pos0: outcomes(draft) for draft in side.drafts}
+    rounds = [*pairwise(sorted({*side.plain, *before}))]
     for end, words in OUTCOMES.items():
-        after = {at for last, at in rounds if end in before.get(last, ())}
-        if len(plain) >= _SHOWS_LENGTH and plain == after:
+        after = {at for last, at in rounds if at in among and end in before.get(last, ())}
+        if len(wrong) >= _SHOWS_LENGTH and wrong == after:
             return words
     return ""

@@ -34,7 +34,7 @@ from engine.errors import OptionError
 from engine.gguf.binary import check_cancelled, never
 from engine.model.families import FAMILIES
 from engine.model.tensors import DRAFT_MTP
-from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE
+from engine.observe.drafter_diff.candidate_mistakes import N_BEFORE, OfText
 from engine.observe.drafter_diff.draft_ends import DraftEnd, ends_words, wrong_ends
 from engine.observe.drafter_diff.guesses import EXPLAINS, ROUNDED, Guess, Rows, Trials, n_right
 from engine.observe.drafter_diff.mistakes import Mistakes
@@ -161,13 +161,13 @@ class Redrafter:
         own = self._target.rows.hidden[: len(handed)].flatten(1).numpy()
         found = handed[: len(own)]
         if found.shape != own.shape:
-            return Cause(ROWS, self._side.name, "Rows of another width are handed over.")
+            return Cause(ROWS, self._side.name, "The drafter gets rows of another width.")
         scale = np.maximum(np.square(own).sum(1), _TINY)
         apart = np.square(found - own).sum(1) / scale
         wrong = np.flatnonzero(~(apart < _ROWS_APART))
         if len(wrong) < FEW:
             return None
-        about = f"Of what the target hands over, {self._target.about(found, wrong)}."
+        about = f"Of the target's rows that the drafter gets, {self._target.about(found, wrong)}."
         size = f"{len(wrong)} of {len(own)} rows"
         return Cause(ROWS, self._side.name, about, f"position {wrong[0]}", size)
 
@@ -195,7 +195,7 @@ class Redrafter:
                 about, n_left = f"Drafts end by another confidence: {guess.about}", n
             if not n:
                 break
-        size = f"{len(wrong)} of {len(ends)} drafts end otherwise, {n_left} if it is so"
+        size = f"{len(wrong)} of {len(ends)} drafts end otherwise, {n_left} with this cause"
         return Cause(CANDIDATES, side.name, about, f"position {wrong[0]}", size)
 
     def _ends(self, drafts: Drafts, n_max: int) -> list[DraftEnd]:
@@ -253,7 +253,7 @@ class Redrafter:
             return None  # no draft is known to be better: rows with hardly any certainty
         shape = shape_of(sampled, wrong, self._ranks)
         token = next(iter(wrong_steps(self._ranks, first)), 0)
-        size = f"{len(wrong)} of {len(sampled)} drafts are not those of {self.drafter}{shape}"
+        size = f"{len(wrong)} of {len(sampled)} drafts are not what {self.drafter} computes{shape}"
         explains = bool(seen or guess)
         if guess is None and seen:
             stage, about = seen
@@ -266,7 +266,7 @@ class Redrafter:
                 about += f" Of llama.cpp, {family.peer_drafts}."
         else:
             stage, about = guess.stage, guess.about
-            size += f"; of {len(window)} made again so, {n_right(left)} are equal"
+            size += f"; with this cause, {n_right(left)} of {len(window)} are reproduced"
         place = f"{place_of(first)}, drafted token {token}"
         return Cause(stage, self._side.name, about, place, size, recorded, mended, explains)
 
@@ -281,12 +281,12 @@ class Redrafter:
     def _other_shares(self, sampled: Drafts, wrong: Drafts, tie: float) -> Cause | None:
         """Right tokens whose recorded probabilities differ from their candidates'."""
         if (scale := logits_scale(sampled, self._rows, tie)) is not None:
-            how = f"those at a temperature of about {1 / scale:.2g}, which p_min is compared with"
+            how = f"those at a temperature of about {1 / scale:.2g}, also for p_min"
         elif self._tie is EXACT_TIE:
-            how = "other ones, as of another set of candidates or another scale"
+            how = "different, as with another set of candidates or another scale"
         else:
             return None
-        about = f"Tokens are the right ones, and their probabilities are {how}."
+        about = f"Drafted tokens are right, but their probabilities are {how}."
         size = f"{len(wrong)} of {len(sampled)} drafts"
         return Cause(CANDIDATES, self._side.name, about, place_of(wrong[0]), size)
 
@@ -299,7 +299,7 @@ class Redrafter:
             return None
         is_late = self._drafts.index(wrong[0]) >= FEW
         where = f", from position {wrong[0].pos0} on" * is_late
-        about = f"All drafts are of token {self._side.shown(token)} alone"
+        about = f"All drafts consist only of token {self._side.shown(token)}"
         return ROWS, f"{about}{where}: rows or logits are NaN or zeros."
 
     def _sent_again(self, wrong: Drafts) -> tuple[str, str] | None:
@@ -340,8 +340,9 @@ class Redrafter:
             change = guess.change if guess and guess.deviation.acts(draft.pos0) else None
             if guess is not None and change is not None:
                 known = [*self._side.text[max(0, draft.pos0 + 1 - N_BEFORE) : draft.pos0 + 1]]
+                drafted = [] if isinstance(change, OfText) else draft.tokens
                 rows = [
-                    change(row, [*known, *draft.tokens[:i]][-N_BEFORE:])
+                    change(row, [*known, *drafted[:i]][-N_BEFORE:])
                     if guess.acts(draft.pos0, i)
                     else row
                     for i, row in enumerate(rows)
@@ -488,7 +489,7 @@ def drafter_for(session: Session, side: DraftSide) -> str:
     able = [name for name in model_drafters() if name in session.drafters]
     if not able:
         raise OptionError(
-            "No drafter is at hand to make drafts again.",
+            "No drafter is given to compute drafts again.",
             "Name its file with -md, or a model with an MTP head.",
         )
     named = [name for name in able if name in side.drafters]

@@ -218,8 +218,8 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
             prompt = None
         if pos[0] > _LONGEST_PROMPT:
             raise OptionError(
-                f"Sequence {seq_id} of {name} begins at position {pos[0]:,}, after more tokens "
-                f"than the {_LONGEST_PROMPT:,} that are compared.",
+                f"Sequence {seq_id} of {name} starts at position {pos[0]:,}; at most "
+                f"{_LONGEST_PROMPT:,} prompt tokens can be compared.",
                 "Record a shorter prompt.",
             )
         whole = [*((MISSING,) * pos[0] if prompt is None else prompt), *kept]
@@ -230,7 +230,7 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
     if not found and recorded.n_rounds and not recorded.n_drafted:
         raise OptionError(
             f"{name} never drafted in its {recorded.n_rounds} rounds.",
-            "See what `draftscope acceptance` says of it, or record it with its drafter on.",
+            "Check it with `draftscope acceptance`, or record it with its drafter switched on.",
         )
     if not found:
         raise OptionError(*no_drafts(name))
@@ -239,11 +239,11 @@ def sides_of(name: str, run: RunRef, session: Session | None = None) -> list[Dra
 
 def no_drafts(name: str) -> tuple[str, str]:
     """What a side without drafts lacks, and how to record it."""
-    fact = f"{name} has no round with a draft of which tokens are known, only sums or text."
+    fact = f"{name} has no round with known draft tokens, only totals or text."
     return fact, (
-        "Record it round by round: `draftscope observe URL -p TEXT --trace DIR`, a llama-server "
-        "log of -lv 5 with LLAMA_TRACE=1, or a record with token ids and counts per step (vLLM), "
-        "or a stream with ids (SGLang)."
+        "Use a recording of single rounds: `draftscope observe URL -p TEXT --trace DIR`, a "
+        "llama-server log of -lv 5 with LLAMA_TRACE=1, a record with token ids and counts per "
+        "step (vLLM), or a stream with ids (SGLang)."
     )
 
 

@@ -360,7 +360,7 @@ def walk_words(walk: Walk, weights: Mapping[bytes, str]) -> str:
     inner = walk.path[-1][0]
     named = [weights.get(_bytes(x)) for x in inner.args.values()]
     whose = ", ".join(f"`{name}`" for name in named if name)
-    function = inner.name or "what is called in place of a function"
+    function = inner.name or "the code called in place of a function"
     said = f"`{function}`" + (f" of {whose}" if whose else "")
     around = [one.name for one, _ in walk.path[:-1] if one.name]
     said += f" in `{around[-1]}`" if around else ""
@@ -370,7 +370,7 @@ def walk_words(walk: Walk, weights: Mapping[bytes, str]) -> str:
     skipped = f"; `{walk.skipped[-1]}` is not called before" if walk.skipped else ""
     if walk.is_argument:
         return f"{said} is called with another{part}: {what}{skipped}."
-    return f"{said} gives another{part or ' result'}: {what}{skipped}."
+    return f"{said} returns another{part or ' result'}: {what}{skipped}."
 
 
 def _bytes(x: Any) -> bytes:
@@ -406,12 +406,12 @@ def _change(right: Any, other: Any) -> str:
             return words
     factor = float((x * y).sum() / max((x * x).sum(), 1e-300))
     if _is_like(factor * x, y):
-        return f"{factor:.4g} times what it should be"
+        return f"{factor:.4g} times the right value"
     rows = np.flatnonzero(differ.reshape(-1, differ.shape[-1] if differ.ndim else 1).any(-1))
     length = float(np.linalg.norm(y - x)) / max(float(np.linalg.norm(x)), 1e-300)
     n_rows = x.size // x.shape[-1] if x.ndim else 1
     which = f"{len(rows)} of {n_rows} rows, " if 0 < len(rows) < n_rows else ""
-    return f"{which}{length:.2g} of its length away from the right one"
+    return f"{which}relative error {length:.2g}"
 
 
 def _shown(x: Any) -> str:
@@ -451,5 +451,5 @@ def values_cause(session: Session, side: DraftSide, values: StageValues) -> Caus
     weights.pop(b"", None)
     place = f"call {walk.n_calls} of its drafters, in draft {walk.n_drafts}"
     place += f": {' > '.join(one.name.rsplit('.', 1)[-1] for one, _ in walk.path if one.name)}"
-    size = f"{walk.n_calls - 1} of {len(values.calls)} calls are equal before it"
+    size = f"the {walk.n_calls - 1} calls before it, of {len(values.calls)}, are equal"
     return Cause(stage_of_walk(walk), side.name, walk_words(walk, weights), place, size)

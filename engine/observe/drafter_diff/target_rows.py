@@ -31,12 +31,12 @@ CHANGES: dict[str, TensorChange] = {
     **CHANGED,
 }
 MOVED: dict[str, TensorChange] = {
-    "those of the position before": lambda x: torch.cat((x[:1], x[:-1])),
-    "those of the position after": lambda x: torch.cat((x[1:], x[-1:])),
-    "means of two positions, their own last": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
+    "those of the previous position": lambda x: torch.cat((x[:1], x[:-1])),
+    "those of the next position": lambda x: torch.cat((x[1:], x[-1:])),
+    "means of the previous and their own position": lambda x: (x + torch.cat((x[:1], x[:-1]))) / 2,
 }
 _CUT: dict[str, TensorChange] = {
-    f"cut off at about {most:g}": partial(torch.clamp, min=-most, max=most)
+    f"clamped at about {most:g}": partial(torch.clamp, min=-most, max=most)
     for most in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 }
 PASS = 256
@@ -104,7 +104,7 @@ class TextRows:
         choices: dict[str, Callable[[int], int]] = {
             "that of the last token of the verify batch": lambda n: -1,
             "that of the rejected token": lambda n: before + n + 1,
-            "the first of the verify batch": lambda n: before,
+            "that of the first token of the verify batch": lambda n: before,
         }
         for what, index in choices.items():
             stale = table.clone()
@@ -113,11 +113,11 @@ class TextRows:
                     stale[model.newest_row(later.pos0)] = own[index(last.n_accepted)]
             yield f"after a rejection the newest row is {what}", stale
         whole = [pair for pair in pairs if pair not in cut]
-        for end, some in ("a rejection", cut), ("a draft that was accepted whole", whole):
+        for end, some in ("a rejection", cut), ("a fully accepted draft", whole):
             stale = table.clone()
             for last, later in some:
                 stale[model.newest_row(later.pos0)] = stale[model.newest_row(last.pos0)]
-            yield f"after {end} the row of the round before stays", stale
+            yield f"after {end} the row of the previous round is kept", stale
         left = {}
         for last, later in cut:
             if (own := rejected.get(last.round)) is not None:
@@ -128,7 +128,7 @@ class TextRows:
                     [known[i + model.ahead] for i in places],
                     own[places.start : places.stop],
                 )
-        yield "rows of rejected tokens stay in its memory for the next draft", left
+        yield "rows of rejected tokens stay in its memory during the next draft", left
 
     def wrong(
         self, orders: Sequence[Sequence[int]]
@@ -143,7 +143,7 @@ class TextRows:
         zeros = mapped(rows, torch.zeros_like)
         for tap in taps if len(taps) > 1 else ():
             alone = mapped(zeros, partial(torch.add, rows.taps[tap]), tap)
-            yield f"the target's rows are zeros but for layer {tap}", alone, None
+            yield f"the target's rows are zeros except for layer {tap}", alone, None
         (norm, eps), n_layer = self._model.final_norm, self._model.config.n_layer
         if norm is not None:
             last, normed = n_layer if taps else None, partial(_normed, norm, eps)
@@ -152,30 +152,30 @@ class TextRows:
                 yield "rows are taken before the target's final norm, not after it", raw, None
                 yield "the target's final norm is applied twice", mapped(rows, normed, last), None
             if taps:
-                about = "rows of its layers are normed by the target's final norm"
+                about = "rows of its layers are normalised by the target's final norm"
                 yield about, mapped(rows, normed), None
             for layer, x in sorted(rows.taps.items(), reverse=True):
                 if taps or x.shape != rows.hidden.shape:
                     continue
-                what = f"rows are of layer {layer - 1}" if layer else "rows are of the embedding"
+                what = f"rows are of layer {layer - 1}" if layer else ("rows are of the embedding")
                 yield f"{what}, not of the last layer", TargetRows(normed(x)), None
                 yield f"{what} without a norm, not of the last layer", TargetRows(x), None
         for by, how in _LAYERS_OFF.items():
             layers = [tap + by for tap in taps]
             if layers and layers == [layer for layer in layers if layer in rows.taps]:
-                yield f"rows are of layers {how}", rows, layers
+                yield f"rows are those of layers {how}", rows, layers
         added = {i: x - rows.taps[i - 1] for i, x in rows.taps.items() if i - 1 in rows.taps}
         if len(taps) > 1:
             for what, share in (("mean", 1 / len(taps)), ("sum", 1.0)):
                 mean = torch.stack([rows.taps[tap] * share for tap in taps]).sum(0)
-                about = f"rows are the {what} of its layers in the place of each"
+                about = f"rows are the {what} of its layers instead of each layer's"
                 yield about, TargetRows(rows.hidden, dict.fromkeys(taps, mean)), None
         if taps and {*taps} <= added.keys():
             about = "rows are what each layer adds to the one before it, not their sum"
             yield about, TargetRows(rows.hidden, added), None
         for i, tap in enumerate(taps):
             for other in (one for one in rows.taps if len(taps) > 1 and one != tap):
-                about = f"rows of layer {other} are in the place of those of layer {tap}"
+                about = f"rows of layer {other} are used in place of those of layer {tap}"
                 yield about, rows, [*taps[:i], other, *taps[i + 1 :]]
         for order in orders:
             about = f"rows of layers {', '.join(map(str, order))}, not {', '.join(map(str, taps))}"
@@ -192,7 +192,7 @@ class TextRows:
             other = rows.hidden[: len(handed)].flatten(1)[which]
             apart[about] = float((found - other).square().sum(1).median())
         size, about = float(found.square().sum(1).median()), min(apart, key=apart.__getitem__)
-        return about if apart[about] <= _NEAR * size else "rows are not those of its final norm"
+        return about if apart[about] <= _NEAR * size else "rows are not those after its final norm"
 
     def _forward(self, memory: HybridMemory, pos0: int, tokens: Sequence[int]) -> TargetRows:
         parts = []

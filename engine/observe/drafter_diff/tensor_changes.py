@@ -28,8 +28,8 @@ _NUMBERS = (0.0, 0.01, 0.1, 0.25, 0.5, 2.0, 4.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 """Factors of a kernel's number, such as an eps or a limit."""
 TensorChange = Callable[[torch.Tensor], torch.Tensor]
 MOVED: dict[str, TensorChange] = {
-    "that of the row before": lambda x: rows_on(x, 1),
-    "that of the row after": lambda x: rows_on(x, -1),
+    "that of the previous row": lambda x: rows_on(x, 1),
+    "that of the next row": lambda x: rows_on(x, -1),
 }
 """Rows in place of others."""
 
@@ -48,10 +48,15 @@ def halves(x: torch.Tensor) -> torch.Tensor:
     return x.roll(x.shape[-1] // 2, -1)
 
 
-def rounded(n_bits: int, x: torch.Tensor) -> torch.Tensor:
-    """Rows as n_bits integers, scaled by their largest magnitude."""
-    step = x.abs().amax(-1, keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
+def rounded(n_bits: int, x: torch.Tensor, axes: Sequence[int] = (-1,)) -> torch.Tensor:
+    """Rows as n_bits integers, scaled by the largest magnitude along these axes, all if empty."""
+    step = x.abs().amax(tuple(axes), keepdim=True).clamp(min=1e-30) / (2 ** (n_bits - 1) - 1)
     return (x / step).round() * step
+
+
+def rounded_by_pass(n_bits: int, sizes: list[int], x: torch.Tensor) -> torch.Tensor:
+    """The same with one scale for all rows of a pass."""
+    return torch.cat([rounded(n_bits, rows, ()) for rows in x.split(sizes)])
 
 
 def _as_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -78,10 +83,10 @@ CHANGED: dict[str, TensorChange] = {
     "normed": lambda x: x * (x.square().mean(-1, keepdim=True) + _TINY).rsqrt(),
     **ROUNDED,
     "in another order: halves are exchanged": halves,
-    "in another order, from the last number to the first": partial(torch.flip, dims=[-1]),
-    "in another order: neighbours for what is half of them apart": partial(_reordered, (2, -1)),
-    "in another order: every second number for halves": partial(_reordered, (-1, 2)),
-    "without what is below 0": partial(torch.clamp, min=0.0),
+    "in reverse order": partial(torch.flip, dims=[-1]),
+    "in another order: interleaved instead of in halves": partial(_reordered, (2, -1)),
+    "in another order: in halves instead of interleaved": partial(_reordered, (-1, 2)),
+    "without its negative numbers": partial(torch.clamp, min=0.0),
     "without their signs": torch.abs,
     "less their mean": lambda x: x - x.mean(-1, keepdim=True),
     "zeros in the first half": partial(_of_half, False),
@@ -114,8 +119,8 @@ OF_MATRICES: dict[str, TensorChange] = {
     **ROUNDED,
     **{f"{about} in blocks of {_BLOCK}": partial(_of_blocks, x) for about, x in ROUNDED.items()},
     "with halves of its results exchanged": lambda x: x.roll(len(x) // 2, 0),
-    "with every second result for halves": lambda x: _reordered((-1, 2), x.T).T,
-    "with neighbouring results for halves": lambda x: _reordered((2, -1), x.T).T,
+    "with results in halves instead of interleaved": lambda x: _reordered((-1, 2), x.T).T,
+    "with results interleaved instead of in halves": lambda x: _reordered((2, -1), x.T).T,
     "transposed": lambda x: x.T,
 }
 
@@ -143,7 +148,7 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
     if isinstance(x, float):
         for value in (1.0, *(factor * x for factor in _NUMBERS)):
             yield f"as {value:.3g}, not {x:.3g}", lambda _, value=value: value
-        yield "as about the square root of it", math.sqrt
+        yield "as about its square root", math.sqrt
         yield "as about its square", lambda x: x * x
     elif isinstance(x, PackedWeight):
         yield from ((AS_IF + about, partial(_other_matrix, about)) for about in OF_MATRICES)
@@ -154,8 +159,8 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "in reverse order", lambda x: x[::-1]
         for i in range(len(x)):
             before = partial(rows_on, by=1)
-            yield f"with its part {i} of zeros", partial(with_part, i, torch.zeros_like)
-            yield f"with its part {i} of the row before", partial(with_part, i, before)
+            yield f"with zeros in its part {i}", partial(with_part, i, torch.zeros_like)
+            yield f"with its part {i} from the previous row", partial(with_part, i, before)
     elif is_floats(x):
         yield from ((AS_IF + about, change) for about, change in CHANGED.items())
     if is_floats(x) and is_weight:
@@ -163,15 +168,15 @@ def other_values(x: Any, is_weight: bool) -> Iterator[tuple[str, Callable[..., A
         yield "as ones", partial(torch.full_like, fill_value=root)
         yield "with one added", partial(torch.add, other=root)
         yield "less one", partial(torch.sub, other=root)
-        yield "of the next of its rows", partial(torch.roll, shifts=1, dims=0)
+        yield "shifted by one row", partial(torch.roll, shifts=1, dims=0)
     elif is_floats(x):
         of_heads = [x.shape[-1] ** by for by in (0.5, -0.5)] if x.dim() > 3 else []  # scores
         for factor in dict.fromkeys((*FACTORS[1:], *of_heads)):
-            yield f"{factor:.3g} times what it should be", partial(torch.mul, other=factor)
+            yield f"{factor:.3g} times the right value", partial(torch.mul, other=factor)
         yield from ((f"as {about}", change) for about, change in MOVED.items())
     elif torch.is_tensor(x) and x.dtype is torch.int64 and x.dim() > 1:
         yield from ((f"as {about}", change) for about, change in MOVED.items())
-        yield "counted from the first of its pass", lambda x: (x - x[..., :1]).clamp(min=0)
+        yield "counted from the first one in its pass", lambda x: (x - x[..., :1]).clamp(min=0)
         yield "one too low", lambda x: (x - 1).clamp(min=0)
     elif torch.is_tensor(x) and x.dtype is torch.bool and x.dim() == 3:
         for about, which in _SEEN.items():
@@ -183,9 +188,9 @@ def _other_gates(own: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., A
     yield from ((one.__name__, one) for one in (swiglu, geglu) if one is not own)
     yield "the same of exchanged halves", lambda gate, up, *more, **how: own(up, gate, *more, **how)
     yield "a product", lambda gate, up, *_, **how: gate * up
-    yield "its second half alone", lambda gate, up, *_, **how: up.contiguous()
+    yield "only its second half", lambda gate, up, *_, **how: up.contiguous()
     ones = torch.ones_like
-    yield "its first half alone", lambda gate, up, *more, **how: own(gate, ones(up), *more, **how)
+    yield "only its first half", lambda gate, up, *more, **how: own(gate, ones(up), *more, **how)
 
 
 def is_floats(x: Any) -> bool:
@@ -197,14 +202,14 @@ def with_part(i: int, change: TensorChange, x: Sequence[torch.Tensor]) -> Sequen
 
 
 _SEEN: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
-    "see nothing of each other": lambda _, own: own.logical_and_(_first_of(own, 0)),
-    "see nothing of the context, each other alone": lambda mask, own: mask[
-        ..., : -own.shape[-1]
-    ].fill_(False),
+    "do not see each other": lambda _, own: own.logical_and_(_first_of(own, 0)),
+    "see only each other, not the context": lambda mask, own: mask[..., : -own.shape[-1]].fill_(
+        False
+    ),
     "see the context and the first of them": lambda _, own: own.logical_and_(_first_of(own, 1)),
-    "see those after them, too": lambda _, own: own.fill_(True),
-    "see none of those after them": lambda _, own: own.tril_(),
-    "see all but the oldest": lambda mask, _: mask[..., 0].fill_(False),
+    "also see later rows": lambda _, own: own.fill_(True),
+    "do not see later rows": lambda _, own: own.tril_(),
+    "see everything except the oldest token": lambda mask, _: mask[..., 0].fill_(False),
 }
 """How rows of a pass may attend differently, by a change of the mask and of its part for own
 cells."""
@@ -234,7 +239,7 @@ def other_windows(own: Sequence[int | None]) -> Iterator[tuple[str, Sequence[int
     sizes = dict.fromkeys(size for size in own if size)
     if not sizes:
         return
-    about = "its windows are left out: a block sees all of the context"
+    about = "its windows are ignored: a block sees the whole context"
     found: dict[str, list[int | None]] = {about: [None] * len(own)}
     if len(own) <= _MOST_LAYERS:
         for which in product((None, *sizes), repeat=len(own)):
@@ -259,12 +264,12 @@ def other_ropes(
         yield about, RopeTables(config, device)
     moved: dict[str, Callable[..., torch.Tensor]] = {}
     for at in places:
-        about = f"turns positions from {at} on as"
+        about = f"rotates positions from {at} on as"
         moved[f"{about} {at}"] = partial(torch.clamp, max=at)
         moved[f"{about} those from 0 on"] = lambda x, at=at: x - at * (x >= at)
-        moved[f"turns positions as in a ring of {at}"] = partial(torch.remainder, other=at)
+        moved[f"rotates positions as in a ring of {at}"] = partial(torch.remainder, other=at)
     for by, where in ((1, "after"), (-1, "before")):
-        moved[f"turns a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
+        moved[f"rotates a position as the one {where} it"] = lambda x, by=by: (x + by).clamp(min=0)
     yield from ((about, RopeTables(own, device, place=place)) for about, place in moved.items())
 
 
@@ -284,9 +289,9 @@ def _other_angles(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig
 
 def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     plain = replace(own, scaling="none", factors=())
-    yield "is not scaled, as its file says", plain
+    yield "is not scaled, although its file says so", plain
     for n in (n for n in (width, width // 2, width // 4) if n and n % 2 == 0):
-        about = f"turns {n} of the {width} numbers of a head, not {own.n_rot}"
+        about = f"rotates {n} of the {width} dimensions of a head, not {own.n_rot}"
         yield about, replace(plain, n_rot=n)
     for power, digit in product(range(2, 9), _BASES):
         about = f"has a frequency base of about {digit * 10.0**power:g}, not {own.freq_base:g}"
@@ -294,13 +299,13 @@ def _scaled(own: RopeConfig, width: int) -> Iterator[tuple[str, RopeConfig]]:
     ones = own.factors or (1.0,) * (own.n_rot // 2)
     for x in (0.0, -1.0, *(y for digit in _DIGITS for y in (1 / digit, digit))):
         divided = tuple(one / x if x else math.inf for one in ones)
-        yield f"turns by {x:.3g} times the angles", replace(own, factors=divided)
+        yield f"rotates by {x:.3g} times the angles", replace(own, factors=divided)
     for x in (0.5, 0.25, 0.75):
-        about, n = f"turns the first {x:g} of its pairs alone", round(x * len(ones))
+        about, n = f"rotates only the first {x:g} of its pairs", round(x * len(ones))
         yield about, replace(own, factors=(*ones[:n], *[math.inf] * (len(ones) - n)))
     # scaling that only the file or only the engine has
     for factor, n_ctx in product((2.0, 4.0, 8.0, 32.0), (1 << i for i in range(6, 16))):
-        how = f"with a factor of {factor:g} for contexts of more than {n_ctx} tokens, or so"
+        how = f"with a factor of {factor:g} for contexts of more than about {n_ctx} tokens"
         yarn = replace(plain, scaling="yarn", factor=factor, n_ctx_orig=n_ctx)
         yield f"is scaled {how} (yarn)", yarn
         share = torch.tensor(plain.inverse_frequencies()) * n_ctx / (2 * math.pi)
@@ -331,7 +336,7 @@ def scaled_by(factor: float) -> Way:
     return lambda own, given: own(given) * factor
 
 
-def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
+def with_changed(changes: Mapping[Any, Callable[..., Any]]) -> Way:
     return lambda own, given: own(given | {key: changes[key](given[key]) for key in changes})
 
 
@@ -422,25 +427,25 @@ def ways(one: Operation) -> Iterator[tuple[str, Way]]:
     if is_floats(one.result):
         for key, x in rows.items():
             if x.shape == one.result.shape:
-                which = "" if len(rows) == 1 or key == 0 else f", and gives its argument {key}"
-                yield f"is left out{which}", as_given(key)
+                which = "" if len(rows) == 1 or key == 0 else f", and returns its argument {key}"
+                yield f"is skipped{which}", as_given(key)
                 if key == 0:
                     yield "is applied twice", lambda own, its: own(its | {0: own(its)})
         of_width = [one.result.shape[-1] ** by for by in (0.5, -0.5)] if one.weights else []
         for factor in dict.fromkeys((*of_width, *FACTORS)):
-            yield f"gives {factor:.3g} times what it should", scaled_by(factor)
+            yield f"returns {factor:.3g} times the right result", scaled_by(factor)
         if one.weights:  # 0 for a gate: left out
-            yield "gives ones", lambda own, its: torch.ones_like(own(its))
-        in_heads = {"gives zeros": scaled_by(0.0)}
+            yield "returns ones", lambda own, its: torch.ones_like(own(its))
+        in_heads = {"returns zeros": scaled_by(0.0)}
         names = [*signature(vars(one.module)[one.name]).parameters]
         of_name = {name: i for i, name in enumerate(names) if i in given}
         if names[:3] == ["q", "k", "v"]:
             shared = given[0].shape[2] // given[1].shape[1]
             by_turns: Any = dict.fromkeys((1, 2), lambda x: x.repeat(1, shared, 1, 1))
-            yield "gives heads of queries those of keys by turns", with_changed(by_turns)
+            yield "assigns key heads to query heads in turn", with_changed(by_turns)
         if plain := {of_name[name]: x for name, x in _PLAIN.items() if name in of_name}:
-            in_heads["turns nothing"] = with_changed(plain)
-            yield "turns nothing", in_heads["turns nothing"]
+            in_heads["rotates nothing"] = with_changed(plain)
+            yield "rotates nothing", in_heads["rotates nothing"]
         n = _n_heads(one)
         heads = {f"head {i}": slice(i, i + 1) for i in range(n)}
         for i in range(2, n):  # of queries, or keys
@@ -455,12 +460,12 @@ def ways(one: Operation) -> Iterator[tuple[str, Way]]:
     elif torch.is_tensor(one.result):
         for key, x in given.items():
             if torch.is_tensor(x) and (x.shape, x.dtype) == (one.result.shape, one.result.dtype):
-                yield "is left out", as_given(key)
+                yield "is skipped", as_given(key)
     for key, x in given.items():
         what = f"`{one.weights[key]}`" if key in one.weights else f"argument {key}"
         what = "its matrix" if isinstance(x, PackedWeight) else what
         if key in one.weights and isinstance(key, str):
-            yield f"reads none for {what}", with_changed({key: lambda _: None})
+            yield f"is called without {what}", with_changed({key: lambda _: None})
         for about, change in other_values(x, key in one.weights):
             yield f"reads {what} {about}", with_changed({key: change})
     for a, b in combinations(rows, 2):

@@ -110,11 +110,11 @@ def as_drawn(picks: Sequence[tuple[Candidates, int]]) -> str:
     if worst > _MOST_SIGMAS:
         return ""
     n = int((ranks == 0).sum())
-    return f"{n} of {len(ranks)} are the best ones, where {temp:g} makes {n_first} likely"
+    return f"{n} of {len(ranks)} are the best ones; {n_first} are expected at temperature {temp:g}"
 
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_LONGEST_PASS, _NO_END, _NEWEST = 16, 1 << 30, ", the newest one alone"
+_LONGEST_PASS, _NO_END, _NEWEST = 16, 1 << 30, ", only in the newest row"
 _MOSTLY = 0.6
 _EVERY = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 8: "eighth"}
 
@@ -172,9 +172,10 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
 
 def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
     """Scopes of all rows of drafts at some indices, and of the newest ones alone."""
-    pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
-    every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
-    return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
+    starts = {i: drafts[i - 1].pos0 + 1 if i else drafts[0].pos0 for i in which}
+    every = {at for i, start in starts.items() for at in range(start, drafts[i].pos0 + 1)}
+    newest = {drafts[i].pos0 for i in which}
+    return [(words, every, None), (f"{_NEWEST}{words}", newest, None)]
 
 
 def _outcomes_of(drafts: Drafts) -> dict[str, set[int]]:
@@ -292,15 +293,18 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
     n, drafts = text.starts[0], text.drafts
     found: dict[str, Collection[int]] = {
         "the prompt": range(n),
-        "the prompt's last token": [n - 1],
         "decoded tokens": range(n, len(text.tokens)),
         "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
         "tokens that were not drafted": [draft.pos0 for draft in drafts],
     }
     for size in POWERS:
         if size < n:
-            found[f"the prompt but its last {size} tokens"] = range(n - size)
+            found[f"the prompt except its last {size} tokens"] = range(n - size)
             found[f"the first {size} tokens"] = range(size)
+            found[f"the prompt's last {size} tokens"] = range(n - size, n)
+    for every, nth in _EVERY.items():
+        for first in (0, every - 1):
+            found[f"every {nth} token from {first} on"] = range(first, len(text.tokens), every)
     return {where: places for where, places in found.items() if places}
 
 
@@ -309,7 +313,7 @@ def in_passes(text: DraftedText, ahead: int) -> dict[str, Collection[int]]:
     ahead: see DraftModel."""
     n = text.starts[0]
     return {
-        f"the {which} token of each {size} of the prompt": range(at + ahead, n, size)
+        f"the {which} of every {size} tokens of the prompt": range(at + ahead, n, size)
         for size in sorted({*range(2, _LONGEST_PASS + 1), *POWERS} - {1})
         for which, at in (("first", 0), ("last", size - 1))
         if size <= n
@@ -331,21 +335,21 @@ def stage_of(
     n_near = sum(rank < N_CANDIDATES for rank, _ in apart)
     is_near = apart and right and n_near >= _NEAR * len(apart)
     is_chosen = is_near and fmean(lead for _, lead in apart) >= _AS_CLEAR * fmean(right)
-    when = f"{shape}, and right otherwise" if shape else " everywhere"
+    when = f"{shape}, and right elsewhere" if shape else " everywhere"
     if len(wrong) < _SHOWS and not same and not shape:
-        stage, what, when = UNEXPLAINED, "too few drafts are wrong to say what is", ""
+        stage, what, when = UNEXPLAINED, "too few drafts are wrong to find the cause", ""
     elif same or (same is None and is_chosen and "drafted token" not in shape):
         stage, what = CANDIDATES, "the choice among right candidates is wrong"
         if same:
-            what += ", whose probabilities are recorded as they should be"
+            what += ", whose recorded probabilities are right"
     elif "drafted token" in shape and in_blocks:
-        stage, what = BLOCK, "what later rows of a block read is wrong"
+        stage, what = BLOCK, "later rows of a block read wrong inputs"
     elif "drafted token" in shape:
-        stage, what = STATE, "what one step of a draft hands on to the next one is wrong"
+        stage, what = STATE, "one step of a draft passes a wrong row or token to the next one"
     elif in_blocks and "after" not in shape:
         stage, what = BLOCK, "its block, or the rows that it reads, are wrong"
     elif reads_rows and not in_blocks and "after" not in shape:
-        stage, what = ROWS, "the rows that it reads, or what it reads with them, are wrong"
+        stage, what = ROWS, "the rows or other inputs that it reads are wrong"
     else:
-        stage, what = STATE, "its memory, or what it was given to go on from, is wrong"
-    return stage, f"{what[0].upper()}{what[1:]}{when}; no change of one part gives its drafts."
+        stage, what = STATE, "its memory, or its inputs from the last round, are wrong"
+    return stage, f"{what[0].upper()}{what[1:]}{when}; no single change reproduces its drafts."

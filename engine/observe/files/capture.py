@@ -194,7 +194,7 @@ def _events(capture: Capture) -> Iterator[tuple[float, int, int, str, bytes]]:
 def capture_of(run: ObservedRun, name: str = "") -> Capture:
     """Everything kept of a run's requests and replies."""
     raw = run.raw if run.raw is not None else RawStore()
-    cut = "No room was left to keep the rest of the reply."
+    cut = "The rest of the reply was not kept, because of the size limit."
     requests = tuple(
         replace(one, pieces=one.pieces.copy(), broke=one.broke if one.is_whole else cut)
         for one in raw.requests
@@ -284,7 +284,7 @@ def _request(one: Any, place: str, first_unix: float) -> RawRequest:
         raise TraceFileError(f"{place} has no path or no reply.", _REMEDY)
     begun = (_time(place, one.get("t_unix"), "t_unix", first_unix) - first_unix) * 1e3
     if begun > LONGEST_PART_MS:
-        raise TraceFileError(f"{place} was sent years after the first one.", _REMEDY)
+        raise TraceFileError(f"{place} has a time years after the first one.", _REMEDY)
     headers = reply.get("headers")
     kinds = {str(k).lower(): v for k, v in headers.items()} if isinstance(headers, dict) else {}
     sent = begun + _time(place, reply.get("sent_ms"), "sent_ms", 0.0)
@@ -295,7 +295,7 @@ def _request(one: Any, place: str, first_unix: float) -> RawRequest:
         for event in events:
             if not (isinstance(event, list) and len(event) == 2 and isinstance(event[1], str)):
                 raise TraceFileError(
-                    f"{place} has an event that is not a time and a text.", _REMEDY
+                    f"{place} has an event that is not a pair of time and text.", _REMEDY
                 )
             at = begun + _time(place, event[0], "time", 0.0)
             pieces.append((at, event[1].encode("utf-8", "replace") + b"\n\n"))

@@ -344,9 +344,7 @@ def import_file(
         lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))
         others = "\n".join([*_ROW.findall(text), *(one for one in lines if not _ROW.match(one))])
         if rows := read_printed(others):
-            _note(
-                store, runs, f"Counts next to the log were not read: {len(rows):,} lines or rows."
-            )
+            _note(store, runs, f"Counts beyond the log were not read: {len(rows):,} lines or rows.")
         return runs
     data = _content(path) if is_plain else as_written(_content(path))
     may_have = kind is None and (b'"{' in data or b'"data:' in data)
@@ -372,25 +370,25 @@ def import_file(
         return runs
     if log is not None:
         raise TraceFileError(
-            f"{file} is not a capture, so {log.name} cannot be joined to it.",
-            "Name a log together with a capture, or by itself.",
+            f"{file} is not a capture, so {log.name} cannot be merged into it.",
+            "Name the log with a capture, or alone.",
         )
     if kind == LOG:
         log_text, data = _of_list(data), b""
         return fill_log(store, log_text, file)
     if kind is None:
         if not data.strip():
-            raise TraceFileError(f"{file} is empty.", "Name a file that something was written to.")
+            raise TraceFileError(f"{file} is empty.", "Name a file that has contents.")
         text = "".join(texts_of([data[:_HEAD]]))
         if other is not None:
             said = f"{file} is {other[0]}, which has no counts of drafted tokens."
             raise TraceFileError(said, other[1])
         like = [one.strip() for one in text.splitlines() if _LIKE.search(one) is not None]
-        first = f" Lines that name acceptance: {len(like):,}, as {like[0][:80]!r}." if like else ""
+        first = f" Lines with acceptance: {len(like):,}, such as {like[0][:80]!r}." if like else ""
         raise TraceFileError(
-            f"{file} is nothing that another engine is known to write: neither a log with lines of "
-            f"rounds or sums, nor a reply, a stream, counters or a record of requests.{first}",
-            "Choose a file of an engine that `draftscope help observe` lists, or say --as NAME.",
+            f"The format of {file} is not recognised: it is not a log with rounds or totals, a "
+            f"reply, a stream, counters or a record of requests.{first}",
+            "Choose a file listed in `draftscope help observe`, or name its format with --as NAME.",
         )
     if later is not None:
         file = f"{file}, {_shown(later)}"
@@ -431,7 +429,7 @@ def _import_members(
                 begin = file_head(inner, _HEAD)
                 is_inside = is_archive(unpacked(begin, "", _HEAD, whole=False))
                 if is_inside or (not is_packed and SHOWN.match(_bare(begin)) is not None):
-                    said = f"{one} holds several files itself, inside of {path.name}."
+                    said = f"{one}, inside of {path.name}, is itself an archive of several files."
                     raise TraceFileError(said, "Unpack it yourself.")
                 found += import_file(store, inner, name=name, cancelled=cancelled)
             except TraceFileError as error:
@@ -439,7 +437,7 @@ def _import_members(
     if not found:
         raise next(iter(refused), TraceFileError(f"{path.name} has no files.", "Pack it again."))
     if refused:
-        _note(store, found, f"Files of it not read: {len(refused):,}. {refused[0].message}")
+        _note(store, found, f"Unread files in it: {len(refused):,}. {refused[0].message}")
     return found
 
 
@@ -454,7 +452,7 @@ def _content(path: Path) -> bytes:
     """A file's bytes, unpacked. Raises TraceFileError if it cannot be read or is too large."""
     if (path / SESSION_FILE).is_file():
         remedy = "Open it: `draftscope FOLDER`; `acceptance`, `triage` and `export` read it, too."
-        raise TraceFileError(f"{_shown(path)} is an exported trace already.", remedy)
+        raise TraceFileError(f"{_shown(path)} is a trace already and needs no import.", remedy)
     data = file_bytes(path, _MOST_BYTES, TraceFileError)
     data = unpacked(data, path.name, _MOST_BYTES, TraceFileError)
     return data if is_archive(data) else _bare(data)

@@ -225,9 +225,9 @@ class LineRun:
             if rate >= _HALF and speed < _SLOWER * without:
                 yield {
                     "rule": "slower-than-plain",
-                    "message": f"{rate:.0%} of the drafted tokens are accepted, and lines with "
-                    f"drafts still have only {speed / without:.2f} times the tokens per second of "
-                    "those without.",
+                    "message": f"{rate:.0%} of the drafted tokens are accepted, but log lines "
+                    f"with drafts show only {speed / without:.2f} times the tokens per "
+                    "second of lines without drafts.",
                     "evidence": f"{n:g} running: {speed:g} tokens per second in {len(known):,} "
                     f"lines, {without:g} in {len(plain):,} without drafts (medians)",
                 }

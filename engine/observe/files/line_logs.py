@@ -71,7 +71,7 @@ _WORDS = (
     *(word for word, *_ in REQUESTS),
 )
 """Every line that is read has one of these words."""
-_ALONE = "no line of its request is next to it"
+_ALONE = "there is no other line of its request next to it"
 
 
 class LineLogs:
@@ -131,7 +131,7 @@ class LineLogs:
                 run.has_unread(held[0], _ALONE)
             if run.n_unread:
                 evidence = f"{run.n_unread:,} of them; the first is {run.first_unread}"
-                message = f"Lines look like an engine's sums and are not read: {evidence}."
+                message = f"Lines that look like totals of an engine could not be read: {evidence}."
                 finding = {"rule": "log-unread", "message": message, "evidence": evidence}
                 run.findings.append(finding)
             if not run.requests:
@@ -309,9 +309,9 @@ class LineLogs:
                 table.findings.append(
                     {
                         "rule": "log-lines-missing",
-                        "message": "The lines of the table do not add up to its aggregate: one "
-                        "may be missing.",
-                        "evidence": f"{name} is {total:,}, the lines make {sum(known):,}",
+                        "message": "The lines of the table do not add up to its aggregate: a "
+                        "line may be missing.",
+                        "evidence": f"{name} is {total:,}, but the lines add up to {sum(known):,}",
                     }
                 )
         if is_last:

@@ -140,7 +140,7 @@ def _take_depths(request: RecordedRequest, said: str) -> None:
             sum(request.per_pos) == request.num_accepted_draft_tokens
             and sum(drafted for _, drafted in counts) == request.num_draft_tokens,
             ("accept", "depth"),
-            "the counts by index in the draft do not add up to those of all",
+            "the counts per draft position do not add up to the total",
         )
 
 

@@ -69,12 +69,12 @@ def _nothing(file: str, reader: LogReader, others: LineLogs) -> TraceFileError:
     n, first = sum(n for n, _ in unread), next((where for n, where in unread if n), "")
     what = f": {n:,} lines cannot be read, the first is {first}" if n else ""
     if seen := sum(one.n_candidates for one in reader.servers):
-        what += f"; it has {seen:,} tokens that drafters looked at, but not what was accepted"
+        what += f"; it has {seen:,} candidates of drafters, but not which were accepted"
     if n := sum(one.n_undrafted for one in reader.servers):
-        what += f"; it has {n:,} rounds that say 0 tokens were drafted, as builds of late 2025 do"
+        what += f"; it has {n:,} rounds with 0 drafted tokens, as builds of late 2025 always print"
     return TraceFileError(
-        f"{file} tells of no round and of no request that ended{what}.",
-        "Name the log of a time in which a request was answered. For rounds, start "
+        f"{file} has neither a round nor the end of a request{what}.",
+        "Use a log in which at least one request was completed. To log rounds, start "
         "llama-server with -lv 5 and LLAMA_TRACE=1 in its environment.",
     )
 
@@ -191,7 +191,7 @@ def _steps(
             found.check(
                 confirmed == accepted and tokens >= (request.drafted or 0),
                 ("draft acceptance", "statistics"),
-                f"draft acceptance counts {accepted:,} of {request.drafted:,}, but the statistics "
+                f"draft acceptance is {accepted:,} of {request.drafted:,}, but in the statistics "
                 f"of the drafters {confirmed:,} of {tokens:,}",
             )
         if (tokens, confirmed) == (request.drafted, accepted):
@@ -306,15 +306,15 @@ def _lost_rounds(request: LogRequest) -> dict[str, Any] | None:
     if logged == (request.accepted, request.drafted):
         return None
     sums = (
-        f"its lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's sums "
-        f"{request.accepted:,} of {request.drafted:,}"
+        f"the log lines have {logged[0]:,} accepted of {logged[1]:,} drafted tokens, the server's "
+        f"totals {request.accepted:,} of {request.drafted:,}"
     )
-    rule, message = "log-lines-missing", "The log does not have all rounds of a request: its lines "
-    message += "are missing, or it begins in the middle. Sums are the server's."
+    rule, message = "log-lines-missing", "The log does not have all rounds of a request: lines "
+    message += "are missing, or it starts in the middle. Totals are the server's."
     if request.first is not None and request.predicted is not None and not request.batches:
         left = request.predicted - 1 - sum(n + 1 for n, _ in complete[:-1])
         if len(complete) == len(request.rounds) and 1 <= left <= complete[-1][0] + 1:
-            rule, message = "counters-contradict", "The server's sums of a request are not those "
+            rule, message = "counters-contradict", "The server's totals of a request are not those "
             message += "of its rounds, none of which is missing."
     return {"rule": rule, "message": message, "evidence": sums}
 

@@ -72,7 +72,7 @@ class ClientConnection(H11Protocol):
         """Start the timer of a head; a partial head does not extend it."""
         is_awaited = self.conn.their_state is h11.IDLE and not self._is_refused
         if is_awaited and self._head_timer is None:
-            sentence = f"The head of the request did not come within {HEAD_S:.0f} seconds."
+            sentence = f"The request's headers did not arrive within {HEAD_S:.0f} seconds."
             self._head_timer = self.loop.call_later(HEAD_S, self.refuse, 408, sentence)
         elif not is_awaited and self._head_timer is not None:
             self._head_timer.cancel()

@@ -19,7 +19,7 @@ _MOST_OF_A_PIECE = 4 * 2**20
 """Most decompressed bytes of one piece of it: forwarding stops while a piece is decompressed."""
 
 FELL_BEHIND = (
-    "The recording could not keep up with what passed, and the rest of a reply is missing."
+    "The recording could not keep up with the traffic, and the rest of a reply is missing."
 )
 
 
@@ -77,7 +77,7 @@ class RecordedExchange:
         if encoding in ("gzip", "x-gzip", "deflate"):
             self._decode = _decompressor()
         elif encoding != "identity":
-            reason = f"A reply is compressed as {encoding[:20]!r}, which is not known here."
+            reason = f"The content encoding {encoding[:20]!r} of a reply is not supported."
             self.end("unrecorded", reason)
         self._put(self._event("head", status=status, headers=headers))
 
@@ -88,7 +88,7 @@ class RecordedExchange:
         try:
             decoded = self._decode(piece)
         except (zlib.error, OverflowError):
-            self.end("unrecorded", "A reply is not compressed as it says, or too much.")
+            self.end("unrecorded", "A reply's content encoding is wrong, or it is too large.")
             return
         self._put(self._event("data", data=decoded))
 

@@ -46,7 +46,7 @@ _OF_ONE_HOP = frozenset(
     b"transfer-encoding upgrade".split()
 )
 _ABSOLUTE = re.compile(rb"http://([^/?#]*)([^#]*)", re.IGNORECASE)
-ENDED = "The request was ended where it is watched."
+ENDED = "The request was cancelled in Draftscope."
 
 
 class Proxy:
@@ -192,7 +192,7 @@ class Proxy:
                 await exchange.tell(503, ENDED)
             elif failure := passing.exception():
                 log.error("the proxy failed", exc_info=failure)
-                await exchange.break_off(500, f"Passing the request on failed: {failure!r:.200}.")
+                await exchange.break_off(500, f"Forwarding the request failed: {failure!r:.200}.")
             if exchange.recording is not None:
                 self._passing.pop(exchange.recording.number, None)
                 exchange.recording.end("left")  # unless its end is recorded
@@ -338,13 +338,13 @@ class _Exchange:
     def refusal(self, hosts: AllowedHosts) -> tuple[int, str] | None:
         """Status and message for a request that is not forwarded; None if it is."""
         if self.method == "CONNECT" or self.target[:1] not in (b"/", b"*"):
-            return 501, "This port passes requests on to one server and does not reach others."
+            return 501, "This port forwards requests to one server only."
         for host in self._hosts:  # HTTP/1.0 may do without, but browsers do not speak it
             if fault := hosts.fault(host.decode("latin-1")):
                 return fault
         asked = [value.lower() for name, value in self.headers if name == b"upgrade"]
         if any(b"websocket" in value for value in asked):
-            return 501, "WebSocket connections are not passed on, only plain HTTP requests."
+            return 501, "WebSocket connections are not forwarded, only plain HTTP requests."
         return None
 
     async def body(self, begin: bytes = b"") -> AsyncIterator[bytes]:
@@ -447,8 +447,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise OptionError(
-            f"Nothing can listen at {host[:80]}:{port}: {why}.",
-            "Name another address and port; port 0 is any free one.",
+            f"Cannot listen at {host[:80]}:{port}: {why}.",
+            "Choose another address or port; port 0 is any free one.",
         ) from error
     return listener
 

@@ -111,7 +111,7 @@ class ProxyRun:
             if seq_id in request.seq_ids:
                 self._proxy.abort(number)
                 return
-        raise OptionError(f"Sequence {seq_id} has ended.", "Choose one that goes on.")
+        raise OptionError(f"Sequence {seq_id} has ended.", "Choose one that is still running.")
 
     def stop(self) -> None:
         """Stop listening and end open requests; the recorded rows stay."""
@@ -124,13 +124,13 @@ class ProxyRun:
         self._record()
         self._log.finish(self.observed)
         if n := self._queue.n_unrecorded:
-            self._not_recorded(f"{n} requests came faster than they could be recorded.")
+            self._not_recorded(f"{n} requests arrived faster than they could be recorded.")
         self.observed.end(error)
         record_findings(self.trace, [self.run_id])
 
     def _not_recorded(self, reason: str, request: ObservedRequest | None = None) -> None:
         seq_id = request.seq_ids[0] if request is not None and request.seq_ids else None
-        self.observed.find("not-recorded", reason, "it passed all the same", seq_id=seq_id)
+        self.observed.find("not-recorded", reason, "it was forwarded", seq_id=seq_id)
 
     def _record(self) -> None:
         for event in self._queue.take():

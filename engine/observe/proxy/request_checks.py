@@ -47,8 +47,8 @@ class AllowedHosts:
         if self._has_name(name) and (not self._is_local or port in (None, "", str(self._port))):
             return None
         return 421, (
-            f"This port does not answer to the host {authority[:80]}. "
-            f"Use http://localhost:{self._port}, or start it with that name as its HOST."
+            f"This port does not accept the Host header {authority[:80]}. Use "
+            f"http://localhost:{self._port}, or start it with that name as its HOST."
         )
 
     def _has_name(self, name: str) -> bool:
@@ -70,14 +70,14 @@ def head_fault(buffered: bytes) -> tuple[int, str] | None:
     head = buffered[: end.start()] if end else buffered
     lines = head.split(b"\n")
     if len(head) > MAX_HEAD_BYTES or len(lines) > MAX_HEAD_LINES:
-        return 431, f"The head has more than {MAX_HEAD_BYTES >> 10} KiB or {MAX_HEAD_LINES} lines."
+        return 431, (f"The headers exceed {MAX_HEAD_BYTES >> 10} KiB or {MAX_HEAD_LINES} lines.")
     if end is None:
         return None
     version = lines[0].rstrip().rpartition(b" ")[2]
     if version not in (b"HTTP/1.0", b"HTTP/1.1"):
-        return 400, "The request is not of HTTP/1.1 or HTTP/1.0."
+        return 400, "The request is not HTTP/1.1 or HTTP/1.0."
     if any(line[:1] in (b" ", b"\t") for line in lines):
-        return 400, "A header goes on in the next line."
+        return 400, "A header continues in the next line."
     names = [line.partition(b":")[0].strip().lower() for line in lines[1:]]
     for name in (b"host", b"content-length", b"transfer-encoding"):
         if names.count(name) > 1:
@@ -86,7 +86,7 @@ def head_fault(buffered: bytes) -> tuple[int, str] | None:
         if b"content-length" in names:
             return 400, "The request has both content-length and transfer-encoding."
         if version != b"HTTP/1.1":
-            return 400, "Only a request of HTTP/1.1 can have transfer-encoding."
+            return 400, "Only HTTP/1.1 requests can have transfer-encoding."
     return None
 
 

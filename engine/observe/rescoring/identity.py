@@ -1,10 +1,10 @@
-"""Identity: whether the model that a server runs, or ran, is the file at hand.
+"""Identity: whether the model that a server runs, or ran, is the opened file.
 
-Five questions in this order, and the first answer counts: is it the same file on this machine; do
-the server's figures of the model agree with the file; does it tokenize a text alike; does it give
-the first token after a few prefixes the same probabilities; and, without a server, does the text
-look like the model's own. Requests are sent only if a server is given, and probes, which disturb a
-slot's cache, only if they are allowed.
+Five tests in this order, of which the first with a result counts: is it the same file on this
+machine; do the server's model figures agree with the file; does the server tokenize a text equally;
+does it give the first token after a few prefixes the same probabilities; and, with a server or
+without, does the generated text look like the model's own (`by_text`). Requests are sent only if a
+server is given, and probes, which disturb a slot's cache, only if allowed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Identity:
 
 
 Ask = Callable[[str, Mapping[str, Any] | None], Any]
-"""Sends a body, None for GET, to a path of a server and gives its JSON, as ServerClient.ask."""
+"""Sends a body, None for GET, to a path of a server and returns its JSON, as ServerClient.ask."""
 
 
 def identify(
@@ -75,16 +75,17 @@ def identify(
     *,
     may_probe: bool = False,
 ) -> Identity:
-    """Whether the model of a run is that of the session, as far as can be seen without its text.
+    """Whether the model of a run is that of the session, as far as known without its generated
+    text.
 
-    server: the one that still runs the run's model. may_probe: a few requests may disturb one of
-    its slots. Raises ModelFileError for a file that cannot be read any more, and ServerError.
+    server: one that still runs the run's model. may_probe: a few requests may disturb one of its
+    slots. Raises ModelFileError for a file that can no longer be read, and ServerError.
     """
     model = facts.model
     if not is_observed(facts) or (model and "sha256" in model):
         return _by_identity(facts, session)
     if session.path is None:
-        return Identity(UNKNOWN, "The opened model came from no file.")
+        return Identity(UNKNOWN, "The opened model was not loaded from a file.")
     with GgufFile.open(session.unchanged_path()) as file:
         found = by_figures(told_figures(model), file)
         if server is None or found.verdict == DIFFERENT:
@@ -110,8 +111,8 @@ def is_observed(facts: RunFacts) -> bool:
 
 
 def _by_identity(facts: RunFacts, session: Session) -> Identity:
-    """By the file that a run of this engine names. A copy, or one with another template or other
-    metadata, may be the same model: its text tells."""
+    """By the file that a run of this engine names. A copy, or a file with another template or other
+    metadata, may be the same model: its text decides."""
     theirs, mine = facts.model, session.identity
     if not isinstance(theirs, dict):
         return Identity(DIFFERENT, "The run names no file.")
@@ -123,9 +124,9 @@ def _by_identity(facts: RunFacts, session: Session) -> Identity:
         return Identity(SAME, "The run names this file.")
     contents = theirs.get("content"), mine["content"]
     if is_alike and all(contents):
-        return Identity(DIFFERENT, "The run names another file: its tensors hold other numbers.")
+        return Identity(DIFFERENT, "The run names another file, with other tensor contents.")
     if is_alike or (all(contents) and contents[0] == contents[1]):
-        return Identity(UNKNOWN, "The run names a file of the same metadata, or the same tensors.")
+        return Identity(UNKNOWN, "The run names a file with the same metadata or the same tensors.")
     is_as_large = facts.compute != session.compute or (
         facts.weight_bytes == session.model.weight_bytes
     )
@@ -138,7 +139,8 @@ def _by_identity(facts: RunFacts, session: Session) -> Identity:
 
 
 def by_path(model_path: Any, address: str, file: GgufFile) -> Identity:
-    """SAME where the server is on this machine and loaded this file, or one of the same bytes."""
+    """SAME if the server is on this machine and has loaded this file, or one with the same
+    bytes."""
     if not isinstance(model_path, str) or not is_loopback(urlsplit(address).hostname or ""):
         return Identity(UNKNOWN, "The server's file is not on this machine.")
     try:
@@ -177,7 +179,7 @@ _FIGURES = {
 
 
 def told_figures(model: Any) -> dict[str, int]:
-    """What a server says of its model: a reply to /v1/models, or the fact `model` of a run."""
+    """A server's figures of its model, from a reply to /v1/models or the fact `model` of a run."""
     meta = model.get("meta") if isinstance(model, dict) else None
     data = model.get("data") if isinstance(model, dict) else None
     if isinstance(data, list) and data and isinstance(data[0], dict):
@@ -188,7 +190,7 @@ def told_figures(model: Any) -> dict[str, int]:
 
 
 def figures_of(file: GgufFile) -> dict[str, int]:
-    """The same of a file, under the server's names."""
+    """The figures of a file, under the server's names."""
     architecture, tensors = file.architecture, file.tensors.values()
     return {
         "n_vocab": len(file.strs("tokenizer.ggml.tokens", [])),
@@ -200,33 +202,33 @@ def figures_of(file: GgufFile) -> dict[str, int]:
 
 
 def by_figures(theirs: Mapping[str, int], file: GgufFile) -> Identity:
-    """DIFFERENT where any figure does."""
+    """DIFFERENT if any figure differs."""
     mine = figures_of(file)
     for name, about in _FIGURES.items():
         if name in theirs and theirs[name] != mine[name]:
             reason = f"It has {theirs[name]:,} {about}, {file.path.name} has {mine[name]:,}."
-            # the bytes of tensors come last: the same parameters in other types
+            # the bytes of tensors come last: parameters alone may be equal in other types
             return Identity(DIFFERENT, reason, name == "size" and "n_params" in theirs)
     if not theirs:
-        return Identity(UNKNOWN, "Nothing is known of the server's model.")
-    return Identity(UNKNOWN, "The figures of the server's model are those of this file.")
+        return Identity(UNKNOWN, "Nothing is known about the server's model.")
+    return Identity(UNKNOWN, "The server's model has the same figures as this file.")
 
 
 # -- 3 and 4: what the server computes -----------------------------------------------------
 
 
 def by_tokens(ask: Ask, text: str, tokenizer: Tokenizer) -> Identity:
-    """DIFFERENT where the server cuts a text into other tokens."""
+    """DIFFERENT if the server tokenizes a text differently."""
     body = {"content": text, "add_special": False, "parse_special": True}
     reply = ask("/tokenize", body)
     theirs = reply.get("tokens") if isinstance(reply, dict) else None
     if isinstance(theirs, list) and theirs != tokenizer.encode(text):
-        return Identity(DIFFERENT, "The server cuts the text into other tokens.")
-    return Identity(UNKNOWN, "The server cuts the text into the same tokens.")
+        return Identity(DIFFERENT, "The server tokenises the text differently.")
+    return Identity(UNKNOWN, "The server tokenises the text in the same way.")
 
 
 def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
-    """Compare the probabilities after three prefixes of the tokens. It takes an idle slot."""
+    """Compare the probabilities after three prefixes of the tokens, in an idle slot."""
     if not tokens:
         return Identity(UNKNOWN, "There is no text to probe with.")
     slot = _idle_slot(ask)
@@ -244,7 +246,7 @@ def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
         }
         theirs = _probabilities(ask("/completion", body))
         if not theirs:
-            return Identity(UNKNOWN, "The server tells no probabilities.")
+            return Identity(UNKNOWN, "The server does not report probabilities.")
         mine = softmax(logits[n - 1])
         largest = max(abs(p - float(mine[i])) if i < len(mine) else 1.0 for i, p in theirs.items())
         best, ours = max(theirs, key=theirs.__getitem__), int(mine.argmax())
@@ -252,9 +254,9 @@ def by_probe(ask: Ask, tokens: Sequence[int], session: Session) -> Identity:
         if differs or largest > _MOST_DP:
             return Identity(
                 DIFFERENT,
-                f"After {n} tokens the server gives a probability that is {largest:.2g} off.",
+                f"After {n} tokens, a probability of the server differs by {largest:.2g}.",
             )
-    return Identity(LIKELY, "The server gives the probabilities that this file gives.")
+    return Identity(LIKELY, "The server's probabilities are those of this file.")
 
 
 def _idle_slot(ask: Ask) -> int | None:
@@ -267,7 +269,7 @@ def _idle_slot(ask: Ask) -> int | None:
 
 
 def _probabilities(reply: Any) -> dict[int, float]:
-    """By token id, of the first token of a reply."""
+    """Probabilities of a reply's first token, by token id."""
     rows = reply.get("completion_probabilities") if isinstance(reply, dict) else None
     first = rows[0] if isinstance(rows, list) and rows else None
     tops = first.get("top_logprobs") if isinstance(first, dict) else None
@@ -284,12 +286,12 @@ def _probabilities(reply: Any) -> dict[int, float]:
 
 
 def by_text(shorts: Sequence[float]) -> Identity:
-    """What re-scored tokens tell, by how much each of them falls short of being the sampler's
-    choice (0 where noise explains it). A text that is mostly another model's differs
-    from one that speculation has changed in a few places; in between the two look alike."""
+    """The verdict of re-scored tokens. shorts: by how much each one misses being the sampler's
+    choice, 0 if noise explains it. A text mostly by another model differs from one that speculation
+    has changed in a few places; in between the two look alike."""
     n = len(shorts)
     if not n:
-        return Identity(UNKNOWN, "None of its tokens can be judged.")
+        return Identity(UNKNOWN, "None of its tokens can be checked.")
     n_right = sum(short <= 0 for short in shorts)
     if n_right >= _LEAST_SHARE * n and all(short <= _HALF for short in shorts):
         return Identity(LIKELY, f"{n_right} of {n} tokens are this model's choice.")
@@ -297,6 +299,6 @@ def by_text(shorts: Sequence[float]) -> Identity:
         return Identity(DIFFERENT, f"Only {n_right} of {n} tokens are this model's choice.")
     return Identity(
         UNKNOWN,
-        f"{n_right} of {n} tokens are this model's choice: either another model wrote the others, "
-        "or speculation did.",
+        f"{n_right} of {n} tokens are this model's choice: the others are of another model, or "
+        "wrong because of speculation.",
     )

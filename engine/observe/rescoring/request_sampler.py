@@ -1,6 +1,5 @@
-"""The sampler that a request asked for, and how far logits would have to be off for it to choose a
-token that was emitted.
-"""
+"""The sampler of a request, and by how much logits would have to differ for it to choose an emitted
+token."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _FIELDS = {
     for path, name in PER_REQUEST.items()
     if path[0] == "sampler" and name not in ("seed", "logit_bias")
 }
-"""Names of llama-server, and ours, of what is a number."""
+"""llama-server's names of numeric settings, and ours."""
 
 _ORDER = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p"]
 _ORDER += ["top_p", "min_p", "xtc", "temperature"]
@@ -38,7 +37,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "samplers": (_ORDER, None),
     "tools": ([], None),
 }
-"""Settings that change what may be chosen and are not computed here, with the values that switch
+"""Settings that change what may be chosen and are not supported here, with the values that switch
 them off."""
 _OTHERS = "top_n_sigma", "adaptive_target", "logit_bias", "ignore_eos", "seed"
 SAMPLING = (*_FIELDS, *_OFF, *_OTHERS)
@@ -46,7 +45,7 @@ SAMPLING = (*_FIELDS, *_OFF, *_OTHERS)
 _ANY = 1 << 31
 _HALVINGS = 12
 _MOST_BISECTED = 64
-"""Tokens of a text that are looked at so closely; with more of them it is another model's."""
+"""Most tokens of a text that are bisected; a text with more is another model's."""
 
 
 RequestSampling = tuple[SamplerOptions, Collection[int]]
@@ -54,7 +53,7 @@ RequestSampling = tuple[SamplerOptions, Collection[int]]
 
 
 class NotJudgedError(Exception):
-    """What a request asked for cannot be computed here. The message is a sentence."""
+    """A request's settings cannot be computed here. The message is a sentence."""
 
 
 def request_sampling(
@@ -62,17 +61,17 @@ def request_sampling(
 ) -> RequestSampling:
     """Read the settings of a request as llama-server names them, which may come from a file.
 
-    end_tokens, n_vocab: of the vocabulary. What is not named has the server's default. Raises
+    end_tokens, n_vocab: of the vocabulary. Missing settings have the server's defaults. Raises
     NotJudgedError.
     """
     if not isinstance(settings.get("temperature"), int | float):
         raise NotJudgedError("The settings of the request are not known.")
     for name, values in _OFF.items():
         if name in settings and settings[name] not in values:
-            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+            raise NotJudgedError(f"The request's {name} also affects which tokens can be chosen.")
     for name in ("top_n_sigma", "adaptive_target"):
         if isinstance(value := settings.get(name), int | float) and value >= 0:
-            raise NotJudgedError(f"The request's {name} decides too what may be chosen.")
+            raise NotJudgedError(f"The request's {name} also affects which tokens can be chosen.")
     named = {ours: settings[name] for name, ours in _FIELDS.items() if name in settings}
     try:
         if not all(_is_number(value) for value in named.values()):
@@ -80,7 +79,7 @@ def request_sampling(
         for name in ("top_k", "repeat_last_n"):
             if name in named:
                 named[name] = int(named[name])
-        # the server takes what is out of range for off
+        # the server treats values out of range as off
         for name in ("top_p", "typical_p"):
             if name in named and not 0 < named[name] < 1:
                 named[name] = 1.0
@@ -89,7 +88,7 @@ def request_sampling(
                 named[name] = max(0, named[name])
         options = SamplerOptions(**named, logit_bias=_biases(settings.get("logit_bias"), n_vocab))
     except (OptionError, OverflowError) as error:
-        raise NotJudgedError(f"The settings of the request have no meaning: {error}") from None
+        raise NotJudgedError(f"The settings of the request are invalid: {error}") from None
     banned = end_tokens if settings.get("ignore_eos") is True else ()
     return options, banned
 
@@ -100,7 +99,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
-    """Token ids and biases; false and null stand for never."""
+    """Token ids and biases; false and null ban the token."""
     found = []
     for entry in entries if isinstance(entries, list | tuple) else ():
         token, bias = (
@@ -111,7 +110,7 @@ def _biases(entries: Any, n_vocab: int) -> tuple[tuple[int, float], ...]:
             else (None, None)
         )
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < n_vocab:
-            raise NotJudgedError("The request's logit_bias names other things than tokens.")
+            raise NotJudgedError("The request's logit_bias has keys that are not tokens.")
         found.append((token, float(bias or 0) if _is_number(bias) else -math.inf))
     return tuple(found)
 
@@ -151,9 +150,9 @@ class EmittedJudge:
         self._n_bisected = 0
 
     def shortfalls(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-        """By how much the logits [n, n_vocab] of better tokens would have to be smaller for the
-        sampler to be able to choose each of these n tokens: 0 where it can. At most that much for
-        tokens after the first _MOST_BISECTED that it cannot choose."""
+        """By how much the logits [n, n_vocab] of better tokens would have to be lower for the
+        sampler to be able to choose each of these n tokens: 0 if it can. An upper bound for tokens
+        after the first _MOST_BISECTED that it cannot choose."""
         logits = self._bias.apply(logits)
         if not self._penalties.active and self._keeps_best:
             at = torch.tensor(tokens, device=logits.device).unsqueeze(1)
@@ -174,8 +173,8 @@ class EmittedJudge:
     def distributions(
         self, logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]
     ) -> list[Distribution]:
-        """What the sampler draws from at some rows, ascending, of logits [n, n_vocab], after which
-        these n tokens were emitted."""
+        """The distributions that the sampler draws from at some rows, ascending, of logits [n,
+        n_vocab]; tokens: the n tokens emitted."""
         logits = self._bias.apply(logits)
         if not self._penalties.active:
             draw = self._chain.rows(logits[list(rows)]) if rows else None
@@ -207,6 +206,7 @@ class EmittedJudge:
         return high
 
     def _may_choose(self, row: torch.Tensor, token: int, amount: float) -> bool:
-        """With the logits of all better tokens smaller by an amount."""
+        """Whether the token may be chosen if the logits of all better ones are lower by an
+        amount."""
         moved = torch.where(row > row[token], row - amount, row) if amount else row
         return self._chain.rows(moved.unsqueeze(0))(0).of(token) > 0

@@ -139,10 +139,10 @@ def rescore(
     texts = TextReader(session, store, run_id).texts()
     known = [text for text in texts if len(text.ids)]
     if not known:
-        why = texts[0].gap if texts else "The run has emitted nothing."
+        why = texts[0].gap if texts else "The run has emitted no token."
         raise NothingToRescoreError(
             f"No token of run {run_id} can be re-scored. {why}",
-            "Choose another run, or record it with its prompt (`draftscope observe URL -p TEXT`).",
+            "Choose another run or model, or record its prompt (`draftscope observe URL -p TEXT`).",
         )
     known_rule = rule or rule_of(facts)
     rule = known_rule or AcceptRule()
@@ -157,9 +157,9 @@ def rescore(
     found = {one.text.seq_id: _sequence(store, one, noise) for one in scores}
     if identity.verdict == UNKNOWN and not assume_same:
         raise SameModelUnknownError(
-            f"Whether run {run_id} is of {session.identity['name']} cannot be known: "
+            f"Whether run {run_id} is of {session.identity['name']} is not known: "
             f"{identity.reason}{_first_changed(session, found.values())}",
-            "Say so if it is (--assume-same), or choose another model.",
+            "If it is the same, use --assume-same; else choose another model.",
         )
     for text in texts:
         found.setdefault(text.seq_id, RescoredSequence(text.seq_id, gap=text.gap))
@@ -195,8 +195,7 @@ def check_same(identity: Identity) -> None:
     """Raises UnsupportedModelError for another model."""
     if identity.verdict == DIFFERENT:
         raise UnsupportedModelError(
-            f"The run is of another model: {identity.reason}",
-            "Open the file that it was made with.",
+            f"The run used another model: {identity.reason}", "Open the model file of the run."
         )
 
 

@@ -168,10 +168,12 @@ class TextReader:
         except DraftscopeError as error:
             return (), f"Its prompt is not known: {error.message}"
         if text is None:
-            return (), "Its prompt is not known."
+            foreign = ids[ids >= self._session.config.n_vocab].tolist()
+            what = f"has token {foreign[0]}, outside the vocabulary" if foreign else "is not known"
+            return (), f"Its prompt {what}."
         found = self._session.prompt(text).tokens
         if n and len(found) != n:
-            return (), f"Its prompt has {len(found)} tokens in this vocabulary, and had {n}."
+            return (), (f"Its prompt has {len(found)} tokens in this vocabulary, {n} in the run.")
         return found, ""
 
     def _ids(self, rows: np.ndarray) -> np.ndarray:
@@ -293,7 +295,7 @@ def noise_of_gaps(
                 moved = logits.to(mine.device).gather(1, best.indices) - best.values
                 worst = max(worst, float(moved.abs().max()))
             done += len(mine)
-            progress(done, total, "measuring what rounding does")
+            progress(done, total, "measuring the effect of rounding")
     return 2 * worst
 
 

@@ -102,7 +102,7 @@ class Triage:
         if len(self.pairs) == 1:
             return worst.reason
         if worst.verdict == SAME:
-            return f"What both have of {len(self.pairs)} sequences is equal."
+            return f"The common parts of all {len(self.pairs)} sequences are equal."
         return f"Sequence {worst.seq_a}: {worst.reason[:1].lower()}{worst.reason[1:]}"
 
 
@@ -287,15 +287,13 @@ def _compare_texts(a: _Text, b: _Text) -> TextPair:
     n = n_common(*texts)
     shown = tuple(text[n : n + _SHOWN] for text in texts)
     if not all(texts):
-        return pair(UNKNOWN, "Of one neither tokens nor a text are known.")
+        return pair(UNKNOWN, "Neither tokens nor text of one of them are known.")
     if not any(shown):
-        return pair(SAME, f"The {n:,} characters that both have are equal.")
-    reason = (
-        f"After {n:,} equal characters one goes on with {shown[0]!r}, the other with {shown[1]!r}"
-    )
+        return pair(SAME, f"All {n:,} common characters are equal.")
+    reason = f"After {n:,} equal characters, one has {shown[0]!r}, the other {shown[1]!r}"
     if any(sampler is not None and sampler.temp > 0 for sampler in (a.sampler(), b.sampler())):
-        return pair(DRAWN, f"{reason}; at a temperature either may be drawn.")
-    return pair(UNKNOWN, f"{reason}; without tokens no one can judge that.")
+        return pair(DRAWN, f"{reason}; at this temperature, both can be sampled.")
+    return pair(UNKNOWN, f"{reason}; without tokens, this cannot be checked.")
 
 
 def _compare(a: _Text, b: _Text) -> TextPair:
@@ -306,17 +304,17 @@ def _compare(a: _Text, b: _Text) -> TextPair:
     for i in range(n):
         same = _is_same(a, rows_a[i], b, rows_b[i])
         if same is None:
-            reason = f"After {i} equal tokens one has neither an id nor a text."
+            reason = f"After {i} equal tokens, one token has neither an id nor a text."
             return TextPair(a.seq_id, b.seq_id, i, UNKNOWN, reason, rows_a[i]["pos"])
         if not same:
             return _parted(a, rows_a[i], b, rows_b[i], i)
     for rows, shorter in ((rows_a, b), (rows_b, a)):
         if len(rows) > n and shorter.ended_by_itself():
             ends = (rows[n] if shorter is b else None), (rows[n] if shorter is a else None)
-            reason = f"After {n} equal tokens only one text ends; how near that was is not known."
+            reason = f"After {n} equal tokens, only one text ends; the margin of that is not known."
             both = a.parting(ends[0], None), b.parting(ends[1], None)
             return TextPair(a.seq_id, b.seq_id, n, UNKNOWN, reason, rows[n]["pos"], *both)
-    reason = f"The {n} tokens that both have are equal."
+    reason = f"All {n} common tokens are equal."
     return TextPair(a.seq_id, b.seq_id, n, SAME, reason)
 
 
@@ -335,9 +333,9 @@ def _parted(
             right[i] = None if noise is None or short is None else short <= noise
     verdict, reason = _verdict(samplers, right, gap, noise)
     if a.is_forced(row_a) or b.is_forced(row_b):
-        verdict, reason = FORCED, "A fork was given its token."
+        verdict, reason = FORCED, "The token was given to the fork (--force)."
     if a.has_other_model(b):
-        verdict, reason = UNKNOWN, "The models differ, and so may what they say."
+        verdict, reason = UNKNOWN, "The models differ, so the texts may differ too."
     reason = f"Token {n_same + 1} differs. {reason}"
     both = a.parting(row_a, shorts[0]), b.parting(row_b, shorts[1])
     return TextPair(a.seq_id, b.seq_id, n_same, verdict, reason, row_a["pos"], *both, gap, noise)
@@ -354,19 +352,19 @@ def _verdict(
         which = "That of the second run" if right[0] is not False else "That of the first run"
         subject = "Neither" if right[0] is right[1] else which
         not_ = "" if subject == "Neither" else "not "
-        return DIFFERENT, f"{subject} is {not_}the target's choice, and not by rounding."
+        return DIFFERENT, (f"{subject} is {not_}the target's choice, beyond rounding.")
     if any(sampler is None for sampler in samplers):
-        return UNKNOWN, "What the two were sampled with is not known."
+        return UNKNOWN, "The sampler settings of the two are not known."
     if any(sampler.temp > 0 for sampler in samplers if sampler):
-        return DRAWN, "At a temperature either may have been drawn."
-    apart = "" if gap is None else f"The two logits lie {gap:.2g} apart"
+        return DRAWN, "At this temperature, both can have been sampled."
+    apart = "" if gap is None else f"The two logits differ by {gap:.2g}"
     if None not in right:
-        moved = "" if noise is None else f", rounding moves that by up to {noise:.2g}"
-        return NEAR_TIE, f"{apart}{moved}." if apart else "Rounding chooses between the two."
+        moved = "" if noise is None else f", rounding changes that by up to {noise:.2g}"
+        return NEAR_TIE, f"{apart}{moved}." if apart else "Rounding decides between the two."
     return UNKNOWN, (
-        f"{apart}; what rounding does to that is not measured: re-score with the model."
+        f"{apart}; the effect of rounding is not measured: re-score with the model."
         if apart
-        else "How far the two logits lie apart is not known: re-score with the model."
+        else "The difference of the two logits is not known: re-score with the model."
     )
 
 

@@ -322,7 +322,7 @@ class Answer:
         join, self._join, self._is_apart = self._join, None, True
         self._run.find(
             "log-of-another-run",
-            f"The log was not joined to sequence {self.seq_id}: {why}.",
+            f"The log was not merged with sequence {self.seq_id}: {why}.",
             seq_id=self.seq_id,
         )
         self._write(join.give_up())

@@ -199,8 +199,8 @@ def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | No
     if len(again) > _MOST_FINDINGS:
         total = sum(n for n, _ in again)
         sentence = (
-            f"{len(again):,} of {n_prompts:,} requests processed text again that their slot held, "
-            f"{total:,} tokens in all."
+            f"{len(again):,} of {n_prompts:,} requests processed text again that was in their "
+            f"slot, {total:,} tokens in total."
         )
         whole_log = {"rule": RULE, "message": sentence, "evidence": "the largest follow"}
         shown.insert(0, (total, whole_log))
@@ -272,11 +272,11 @@ def reuse_finding(prompt: LoggedPrompt, seq_id: int) -> tuple[int, dict[str, Any
     processed = n - reused
     ms = "" if prompt.prompt_ms is None else f" in {prompt.prompt_ms:,.0f} ms"
     message = (
-        f"Request {seq_id + 1} has {about}{n_common:,} of its {n:,} tokens in common with what "
-        f"slot {prompt.slot} held, and {reused:,} were reused: {processed:,} were processed{ms}, "
+        f"Request {seq_id + 1} has {about}{n_common:,} of its {n:,} tokens in common with slot "
+        f"{prompt.slot}'s text, but {reused:,} were reused: {processed:,} were processed{ms}, "
         f"{about}{again:,} of them again, {_because(prompt, n_common, reused)}."
     )
-    notes = [] if prompt.n_held is None else [f"the slot held {prompt.n_held:,} tokens"]
+    notes = [] if prompt.n_held is None else [f"the slot had {prompt.n_held:,} tokens"]
     notes += _places(prompt, n_common)
     if prompt.by:
         notes.append(f"chosen by {prompt.by}")
@@ -292,15 +292,15 @@ def _because(prompt: LoggedPrompt, n_common: int, reused: int) -> str:
     if prompt.n_swa > 1:
         memory = f"attention with a sliding window of {prompt.n_swa:,}"
     if not prompt.is_forced and prompt.restored is None:
-        return "and the log does not say why"
+        return "and the log does not show why"
     first = f"because {memory} cannot go back to token {n_common:,} and "
     usable = [at for at in prompt.erased if reused < at <= n_common]
     if usable:
-        return f"{first}a context checkpoint of {max(usable):,} tokens was erased that was usable"
+        return f"{first}a usable context checkpoint of {max(usable):,} tokens was erased"
     if prompt.restored is not None:
         return f"{first}the nearest context checkpoint is that of {prompt.restored:,} tokens"
     if lost := [at for at in prompt.gone + prompt.evicted if at <= n_common]:
-        return f"{first}the context checkpoint of {max(lost):,} tokens had made room for others"
+        return f"{first}the context checkpoint of {max(lost):,} tokens was evicted"
     others = sorted({*prompt.held, *prompt.erased})
     if not others:
         return f"{first}there is no context checkpoint at or before it in the log"
@@ -317,22 +317,22 @@ def _places(prompt: LoggedPrompt, n_common: int) -> list[str]:
         return []
     if n_common >= prompt.before - 1:
         where = (
-            f"{max(n_common - prompt.before, 0):,} tokens into the answer of the request before: a "
+            f"{max(n_common - prompt.before, 0):,} tokens into the previous request's answer: a "
             "chat template that leaves out thinking, or a client that changes answers"
         )
     else:
         where = (
-            f"at token {n_common:,} of the request before, which had {prompt.before:,}: an earlier "
-            "message or the system prompt has changed"
+            f"at token {n_common:,} of the previous request, which had {prompt.before:,}: an "
+            "earlier message or the system prompt has changed"
         )
-    return [f"the texts part {where}"]
+    return [f"the texts diverge {where}"]
 
 
 def _checkpoints(prompt: LoggedPrompt) -> list[str]:
     found = []
     for what, places in (
         ("held", prompt.held),
-        ("made room", prompt.evicted),
+        ("evicted", prompt.evicted),
         ("erased", prompt.erased),
         ("saved", [one.n_tokens for one in prompt.created]),
     ):

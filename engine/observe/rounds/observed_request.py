@@ -319,7 +319,7 @@ class ObservedRequest:
             for keys, sentence in request.contradictions:
                 self._run.find(
                     "counters-contradict",
-                    f"The counts contradict each other, so its figures are left out: {sentence}.",
+                    f"The counts contradict each other, so these figures are left out: {sentence}.",
                     ", ".join(keys),
                     seq_id=answer.seq_id,
                 )

@@ -234,7 +234,7 @@ class ObservedRun(RequestRun):
         if found := differences(moved, counts):
             self.find(
                 "counters-differ",
-                "The server counted other sums than its replies gave.",
+                "The server's totals differ from those of its replies.",
                 "; ".join(found),
             )
 
@@ -244,7 +244,7 @@ class ObservedRun(RequestRun):
             return
         for request in self.requests:
             if not request.is_over:
-                request.broke(error or "The run was ended before the reply was complete.", math.inf)
+                request.broke(error or "The run ended before the reply was complete.", math.inf)
         for answer in self._answers:
             answer.give_up_log()
         self.release(math.inf)

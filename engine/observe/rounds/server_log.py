@@ -175,16 +175,16 @@ class ServerLog(ServerState):
         found = []
         if self.n_unread:
             message = (
-                "Entries of the log cannot be read; of their requests nothing after them is shown"
+                "Entries of the log cannot be read; the rest of their requests is not shown"
                 if self.has_wrong_numbers
-                else "Lines look like those of a server's rounds or sums and are not read"
+                else "Lines that look like a server's rounds or totals could not be read"
             )
             evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
             message = f"{message}: {evidence}."
             found.append({"rule": "log-unread", "message": message, "evidence": evidence})
         if self.first_missing:
             n = sum(one.n_missing for one in self.requests)
-            message = "Lines of the log are missing: rounds are those that are left in it."
+            message = "Lines of the log are missing: only the remaining rounds are shown."
             evidence = f"{n:,} tokens have no line; the first gap is {self.first_missing}"
             found.append({"rule": "log-lines-missing", "message": message, "evidence": evidence})
         return found

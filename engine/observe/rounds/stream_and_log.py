@@ -141,7 +141,7 @@ class LogJoin:
         logged = sum(p.drafted for p in parts), sum(p.accepted for p in parts)
         if logged != (drafted, accepted):
             raise AnotherRunError(
-                f"from token {rows[0].first} on the stream has {accepted} of {drafted} drafted "
+                f"from token {rows[0].first} on, the stream has {accepted} of {drafted} drafted "
                 f"tokens accepted, the log {logged[1]} of {logged[0]}"
             )
         for at in range(self._next, self._next + len(parts)):
@@ -170,8 +170,8 @@ class LogJoin:
         is_cut = rows[-1].is_cut
         if so_far != wanted and not is_cut:
             raise AnotherRunError(
-                f"rounds of the log end elsewhere than those of the stream after token "
-                f"{rows[0].first}"
+                f"after token {rows[0].first}, rounds of the log end at other tokens than those "
+                "of the stream"
             )
         return parts
 

@@ -326,7 +326,7 @@ class StreamRounds:
         if self._group is not None and self._group.last_seen > 1:
             self._open.append(self._group)
             if len(self._open) > _MOST_OPEN:
-                raise ContradictionError(f"{_MOST_OPEN:,} rounds in a row hold tokens back")
+                raise ContradictionError(f"{_MOST_OPEN:,} rounds in a row withhold tokens")
 
     def _close(self, stop: int) -> None:
         """Nothing is hidden after token `stop`: the open groups share what comes before."""
@@ -397,7 +397,7 @@ def _check(n_new: int, drafted: int, accepted: int, later: float, *, is_first: b
         names = "predicted_n", "draft_n", "draft_n_accepted", "predicted_ms"
         every = zip(names, (n_new, drafted, accepted, later), strict=True)
         what, grown = next((what, grown) for what, grown in every if grown < 0)
-        raise ContradictionError(f"{what} fell by {-grown:g}")
+        raise ContradictionError(f"{what} decreased by {-grown:g}")
     if drafted > LONGEST_DRAFT:
         raise ContradictionError(f"draft_n rose by {drafted:,} at once")
     if accepted > drafted:

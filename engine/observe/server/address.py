@@ -28,9 +28,9 @@ def server_address(text: str) -> str:
     if not is_one or len(text.strip()) > len(shown) or not whole.isprintable() or " " in whole:
         raise OptionError(f"{shown!r} is not the address of a server.", remedy)
     if "@" in url.netloc:
-        raise OptionError("The address holds a name or a password.", f"{remedy} Keys go elsewhere.")
+        raise OptionError("The address has a name or password.", f"{remedy} Use --api-key-env.")
     if url.query or url.fragment:
-        raise OptionError(f"{shown!r} has more than an address.", remedy)
+        raise OptionError(f"{shown!r} has more than an address: a query or a fragment.", remedy)
     path = url.path.rstrip("/").removesuffix("/v1")
     return f"{url.scheme}://{url.netloc}{path}"
 

@@ -82,7 +82,7 @@ class ServerClient:
         self.address, self.limits = server_address(address), limits or TimeLimits()
         if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
             raise OptionError(
-                "The API key has characters that no key has.", "Copy it again, without line ends."
+                "The API key has invalid characters.", "Copy it again, without line ends."
             )
         self._api_key = api_key
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -276,7 +276,7 @@ class ServerClient:
                 break
             awaited.load(self.address, self.limits)
             if awaited.wait is not None and not awaited.wait.sentence:
-                waiting(f"{self.address} loads its model.")
+                waiting(f"{self.address} is loading its model.")
             await asyncio.sleep(AGAIN_S)
         awaited.loading = None
         models = await self._models(awaited)
@@ -350,7 +350,7 @@ class ServerClient:
         name, state = entry["id"], model_state(entry)
         if state not in ("", "loaded", "sleeping") and router.get("models_autoload") is False:
             raise ServerError(
-                f"{self.address} does not load {name[:80]} by itself.",
+                f"{self.address} does not load the model {name[:80]} on request.",
                 "Load it there, or start the router with --models-autoload.",
             )
         path = f"/props?model={quote(name, safe='')}"
@@ -473,7 +473,7 @@ class ServerClient:
         except ServerError as error:
             tell("broke", reason=error.message, error=error)
         except asyncio.CancelledError:
-            tell("broke", reason="The request was ended here.")
+            tell("broke", reason="The request was cancelled here.")
             # a named stream continues at the server when its reader leaves; what is cancelled
             # cannot await
             if conversation is not None:

@@ -44,7 +44,7 @@ def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
     message = server_words(error.get("message") or "", 300).rstrip(".")
     if status in (401, 403):
         return ApiKeyError(
-            f"{address} does not accept the API key.", "Name the key that it was started with."
+            f"{address} does not accept the API key.", "Give the key of the server (--api-key-env)."
         )
     if error.get("type") == "exceed_context_size_error":
         n_tokens, n_ctx = (server_words(error.get(k), 20) for k in ("n_prompt_tokens", "n_ctx"))
@@ -53,17 +53,17 @@ def refusal(address: str, path: str, status: int, raw: bytes) -> ServerError:
             "Shorten the prompt, or start the server with a larger -c.",
         )
     if 300 <= status < 400:
-        return ServerError(f"{address} sends {path} elsewhere.", "Name the address it leads to.")
+        return ServerError(f"{address} redirects {path} to another address.", "Give that address.")
     said = f": {message}" if message else ""
     if status == 404:
         remedy = (
             "Check address and port; name the model if the server lists none (--model-name), and "
-            "use its chat template if it takes chats alone (--chat)."
+            "use --chat if the server only accepts chats."
         )
         return ServerError(f"{address} has no {path}{said}.", remedy)
     return ServerError(
         f"{address} refuses {path} with status {status}{said}.",
-        "Change the request, wait if the server has no room now, or read its log.",
+        "Change the request, try again later if the server is busy, or read its log.",
     )
 
 
@@ -76,10 +76,10 @@ def unreachable(address: str, error: BaseException) -> ServerError:
     elif "CERTIFICATE" in str(error).upper():
         return ServerError(
             f"{address} has a certificate that this system does not trust.",
-            "Add its authority to the system's certificates.",
+            "Add its certificate authority to those of the system.",
         )
     elif isinstance(error, httpx.ProtocolError) and "closed" not in str(error):
-        why = "what it answers is not HTTP"
+        why = "its answer is not HTTP"
     else:
         why = _reason(error)
     return ServerError(
@@ -90,7 +90,7 @@ def unreachable(address: str, error: BaseException) -> ServerError:
 def cut_short(address: str) -> ServerError:
     """The error for a truncated response."""
     return ServerError(
-        f"{address} broke off its reply.", "See whether the server still runs; then send it again."
+        f"{address} broke off its reply.", "Check that the server is running; then send it again."
     )
 
 
@@ -98,16 +98,16 @@ def foreign(address: str, path: str, kind: str = "") -> ServerError:
     """The error for a response that is not a llama-server's. kind: its content type, if any."""
     what = server_words(kind, 80) if kind not in ("", "application/json") else "something"
     return ServerError(
-        f"{address} answers {path} with {what} that is not a llama-server's.",
+        f"{address} answers {path} with {what} that llama-server does not send.",
         "Name the address and port of a llama-server, or of another server of the OpenAI API.",
     )
 
 
 def _reason(error: BaseException | None) -> str:
     known: dict[type[BaseException], str] = {
-        ConnectionRefusedError: "nothing listens there",
-        socket.gaierror: "its name is unknown",
-        ssl.SSLError: "it does not speak TLS",
+        ConnectionRefusedError: "connection refused",
+        socket.gaierror: "the host name is unknown",
+        ssl.SSLError: "it does not use TLS",
     }
     while error is not None:
         for kind, said in known.items():

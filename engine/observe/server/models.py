@@ -62,7 +62,7 @@ def chosen_model(
     """
     shown = ", ".join(map(_shown, listed[:_SHOWN]))
     more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-    remedy = "Name one: --model-name, in the window the dialog Connect to server."
+    remedy = "Name one with --model-name, or in the dialog Connect to Server of the window."
     if not listed:
         raise ServerModelError(f"{address} has no model.", "Let the server load one.")
     if name:
@@ -73,9 +73,9 @@ def chosen_model(
         raise ServerModelError(f"{address} has no model {name[:80]}; it has {shown}{more}.", remedy)
     loaded = [one for one in listed if model_state(one) in ("loaded", "sleeping")]
     own = [one for one in listed if not one.get("parent")]  # an adapter names its model
-    for found, why in ((listed, ""), (loaded, "the one that is loaded"), (own, "")):
+    for found, why in ((listed, ""), (loaded, "the only loaded one"), (own, "")):
         if len(found) == 1:
-            about = f"of {len(listed)} models, {_name(found[0])} is taken, {why}" if why else ""
+            about = f"of {len(listed)} models, {_name(found[0])} is used, {why}" if why else ""
             return found[0], about
     raise ServerModelError(f"{address} has {len(listed):,} models: {shown}{more}.", remedy)
 

@@ -45,14 +45,14 @@ class TimeLimits:
     GROUP: ClassVar[str] = "server"
     connect_timeout: float = option(
         10.0,
-        "--connect-timeout S  seconds within which a connection, or a whole short reply such "
-        "as that of /props, has to come",
+        "--connect-timeout S  time limit for a connection, and for a whole short reply such as "
+        "that of /props, in seconds",
         _SECONDS,
     )
     timeout: float = option(
         600.0,
-        "--timeout S  seconds that the server may let pass before the headers of a reply, "
-        "before its first event, and between two events; on a CPU a long prompt takes minutes",
+        "--timeout S  time limit for the headers of a reply, for its first event and between two "
+        "events, in seconds; on a CPU a long prompt takes minutes",
         _SECONDS,
     )
 
@@ -89,7 +89,7 @@ class Wait:
         kind = ServerTimeoutError if self.is_connected else ServerError
         return kind(
             f"Waiting for {self.what} took more than {self.limit:g} s.",
-            f"See whether the server works; {_SET_BY[self.flag]} sets the limit.",
+            f"Check whether the server is working; {_SET_BY[self.flag]} sets the limit.",
         )
 
 
@@ -342,7 +342,7 @@ def check_encoding(url: str, headers: Mapping[str, str]) -> None:
     encoding = headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise ServerError(
-            f"{url} answers in the encoding {server_words(encoding, 40)}, which was not asked for.",
+            f"{url} answers in the encoding {server_words(encoding, 40)}, which was not requested.",
             "Switch compression off in the proxy in front of the server.",
         )
 
@@ -391,7 +391,7 @@ class _Trace:
                 self._room -= len(piece)
                 if self._room < 0:
                     raise ServerError(
-                        f"{self._url} answers with headers and interim replies (1xx) without end.",
+                        f"{self._url} sends too many headers or interim responses (1xx).",
                         "Name the address and port of a llama-server.",
                     )
             return piece

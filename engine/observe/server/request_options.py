@@ -43,21 +43,22 @@ class RequestOptions:
 
     GROUP: ClassVar[str] = "request"
     stop: tuple[str, ...] = option(
-        (), "--stop TEXT  text at which the server ends the reply; repeatable", repeats=True
+        (), "--stop TEXT  stop string, at which the server ends the reply; repeatable", repeats=True
     )
     cache_prompt: bool = option(
         False,
-        "--cache-prompt  let the server reuse what its slot holds of the prompt; drafts then "
-        "depend on what the slot did before",
+        "--cache-prompt  let the server reuse the part of the prompt that its slot has in cache; "
+        "drafts then depend on the slot's earlier requests",
     )
     id_slot: int | None = option(
         None,
-        "--id-slot  slot that the requests go to (default: any idle one)",
+        "--id-slot  slot of the server for the requests (default: any idle one)",
         NumberRange(0, 2**16, "Name a slot from 0."),
     )
     n_probs: int = option(
         0,
-        "--n-probs  probabilities that the server sends with tokens outside a draft",
+        "--n-probs  number of top probabilities that the server sends with tokens that were not "
+        "drafted",
         NumberRange(0, 1000, "Use 0 to 1000."),
     )
     fields: tuple[tuple[str, Any], ...] = option(
@@ -71,7 +72,8 @@ class RequestOptions:
         for name, _ in self.fields:
             if name in _FIXED:
                 raise OptionError(
-                    f"--request sets {name}, which tells the rounds.", "Leave that field out."
+                    f"--request sets {name}, which is needed to observe the rounds.",
+                    "Leave that field out.",
                 )
 
 
@@ -79,7 +81,7 @@ def why_not_sent(one: PlacedOption) -> str:
     """Why a server does not take one of our options with a request; empty if it does."""
     if one.path in PER_REQUEST or one.path in _OURS:
         return ""
-    return "A request cannot set this; the server decides it when it is started."
+    return "A request cannot set this; it is an option of the server at its start."
 
 
 @dataclass(frozen=True)

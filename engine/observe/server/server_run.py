@@ -27,7 +27,7 @@ from engine.trace.run_ref import rows_by_sequence
 from engine.trace.store import LOOK_S, TraceStore
 
 _STEP_S = 0.5
-_SEND_AGAIN = "See what the server's log says; then send it again."
+_SEND_AGAIN = "Check the server's log; then send the request again."
 _SLOTS_S = 1.0
 _SETTLE_S = 2.0
 """How long the server is given to count what it has just finished, seconds."""
@@ -255,7 +255,7 @@ class ServerRun:
         longest = max(filter(None, waits), key=lambda wait: wait.seconds, default=None)
         sentence = longest.sentence if longest is not None else ""
         if lost := next((one.lost for one in self._sent if one.end is not None and one.lost), ""):
-            sentence = f"{lost.rstrip('.')}; asking for the rest"
+            sentence = f"{lost.rstrip('.')}; requesting the rest"
         sentence = "" if self.done else sentence
         if sentence != self._reported:
             self._reported = sentence
@@ -367,11 +367,11 @@ class ServerRun:
         last: Counters,
     ) -> None:
         if after is None:
-            self.uncounted = "The server's /metrics does not answer any more."
+            self.uncounted = "The server's /metrics no longer answers."
         elif after[1] != before[1]:
-            self.uncounted = "The server was started again in the meantime."
+            self.uncounted = "The server was restarted in the meantime."
         elif first.busy or last.busy:
-            self.uncounted = "The server works at requests of others."
+            self.uncounted = "The server is also processing requests of other clients."
         else:
             self.counted = movement(first, last)
             if self.counted.restarted:

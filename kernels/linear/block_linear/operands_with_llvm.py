@@ -174,7 +174,7 @@ def _q6_k(code: Code, block: Value) -> tuple[Terms, Value | None]:
             low = [_words(code, block + (64 * half + 32 * i)) for i in range(2)]
             high = _words(code, block + (128 + 32 * half)) << 4
             for t in range(4):
-                # of the index the last 6 bits count
+                # only the last 6 bits of the index count
                 index = ((low[t % 2] >> (t // 2 * 4)) & 15) | ((high >> (2 * t)) & ~15)
                 name = "llvm.x86.avx512.vpermi2var.hi.512"
                 found = code.call(name, I16X32, below, index, above)

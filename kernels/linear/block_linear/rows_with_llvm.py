@@ -38,7 +38,7 @@ HARDLY_ANY = 2
 AHEAD = 1024
 
 Product = tuple[str, int, Arithmetic]
-"""Of a program: the type of the blocks, rows of x, and how they are multiplied."""
+"""Parameters of a program: type of the blocks, rows of x, and how they are multiplied."""
 
 
 def multiply_rows(x: Tensor, blocks: Tensor, type: str, how: Arithmetic, y: Tensor) -> None:
@@ -68,13 +68,13 @@ def multiply_rows(x: Tensor, blocks: Tensor, type: str, how: Arithmetic, y: Tens
 
 @functools.cache
 def _input_bytes(n_in: int, how: Arithmetic) -> int:
-    """Of a row of x as a product reads it, sums of groups included."""
+    """Bytes of a row of x as a product reads it, sums of groups included."""
     return n_in * how.size + 4 * (n_in // GROUP)
 
 
 @kernel(3)
 def _prepare(code: Code, args: Sequence[Value], r: Value, how: Arithmetic) -> None:
-    """Rows of x rounded, and after each the sums of its groups."""
+    """Round rows of x, and append the sums of its groups to each."""
     x, out, n_in = args
     start = out + r * _row_bytes(n_in, how)
     with code.loop(0, n_in, GROUP) as k:
@@ -217,7 +217,7 @@ TOGETHER = 4
 _LINE = 64
 # bytes; of a matrix that comes from memory four rows at once are slower than one
 _CACHED = 4 << 20
-# of other types a block alone fills the registers
+# with other types, a single block fills the registers
 _TYPES = ("Q8_0", PLAIN, *HALVES)
 # sums of 16 numbers that leave registers for what is added to them
 _MOST_SUMS = {True: 16, False: 4}

@@ -56,9 +56,9 @@ def integer_linear_naive(
 ) -> Tensor:
     """The reference of the integer products: exact integers, and one order of f32 operations.
 
-    Of every 256 neighbouring numbers of a row comes one number t, and a result is the sum of the t
-    in their order, from 0 on. With i the exact sum of integer products of a block, group scales
-    included, d the scales of the weight's block and of the row's multiplied, everything in f32:
+    Every 256 neighbouring numbers of a row give one number t, and a result is the sum of the t in
+    order, starting from 0. With i the exact sum of integer products of a block, group scales
+    included, d the product of the scales of the weight's block and the row's, everything in f32:
 
      * eight short blocks, those missing at the end of a row counting as 0: p = float(i) * d, with a
        minimum fma(minimum, the row's sum, float(i) * d), and
@@ -81,7 +81,7 @@ def _short_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
     p = _sums(rows, parts).float() * (parts.scale * rows.scales.unsqueeze(1))
     if parts.minimum is not None:
         assert rows.sums is not None
-        # products of two f16 are exact in f64, and so is what rounding their sum once can see
+        # products of two f16 are exact in f64, where rounding their sum does not affect the f32 one
         more = parts.minimum.double() * rows.sums.unsqueeze(1).double()
         p = (more + p.double()).float()
     p = functional.pad(p, (0, -p.shape[-1] % (LONG // SHORT))).unflatten(-1, (-1, 8))
@@ -100,8 +100,8 @@ def _long_terms(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
 
 
 def _sums(rows: IntegerRows, parts: IntegerBlockParts) -> Tensor:
-    """Of integer products in every block, times the scales of groups: int64 [n, out, blocks], as
-    f64 holds them exactly."""
+    """Sums of integer products in every block, times the scales of groups: int64 [n, out, blocks],
+    which f64 holds exactly."""
     x, w = (_in_groups(each.integers, parts.group_scales).double() for each in (rows, parts))
     exact = torch.einsum("nbgk,obgk->nobg", x, w).long()
     return (exact if parts.group_scales is None else exact * parts.group_scales).sum(-1)

@@ -1,19 +1,19 @@
-"""Rows of x quantised for the kernels: kernels.linear.block_parts, in one
-buffer.
+"""Rows of x quantised for the kernels, as in kernels.linear.block_parts, in one buffer.
 
-A row is filled up with zeros to whole stretches of 256 numbers. Some rows stand together: what
-their products with a stretch of weights need is a record, one after the other of it
+A row is filled up with zeros to whole stretches of 256 numbers. Several rows are stored together:
+all that their products with a stretch of weights need is a record, and records are consecutive. A
+record has
 
  * lines of 32 bytes: eight lanes of four integers int8, or two lines for them of two int16, the
    first and third of four, then the second and fourth; see `Layout.lanes`;
- * in short blocks, for weights that are stored with an offset: less the sums of integers times
-   that offset, i32 [8], first those of every first half where 16 neighbours have a lane;
+ * in short blocks, for weights stored with an offset: the negated sums of integers times that
+   offset, i32 [8], those of every first half first if 16 neighbours have a lane;
  * in short blocks, for weights with minimums: ggml's sums of q8_1, f32 [8];
  * in long blocks, for both: sums of integers i16 [16];
  * scales f32, 8 of short blocks and one of a long one.
 
-Of each part all the rows are side by side; records begin on cache lines. Where a record is for
-several stretches, those of a row are side by side like rows.
+Each part is stored for all rows, row after row; records are aligned to cache lines. If a record has
+several stretches, those of a row are stored one after the other like rows.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ FORMS = {
 class Layout:
     """What the record of a stretch holds, and where: offsets are bytes from its start.
 
-    long: blocks of x have 256 numbers, else 32. lanes: of a stretch's neighbours by 32, or by 16
-    where there are 16 of them, which of them is in each lane; its fours come in its line after
-    line, after the last one of the first 8 those of the second. Short blocks are in their order.
-    words: integers have 16 bits, else 8. together: rows in a record; stretches: of each of them.
-    offset, minimums: of weights.
+    long: blocks of x have 256 numbers, else 32. lanes: the group of 32 neighbours (of 16 if there
+    are 16 lanes) in each lane. The fours of a lane are in successive lines; lines of the second 8
+    lanes follow those of the first 8. Short blocks are in their order. words: integers have 16
+    bits, else 8. together: rows in a record; stretches: of each of them. offset, minimums: of
+    weights.
     """
 
     long: bool

@@ -190,8 +190,8 @@ def _fp4(code: Code, addresses: Sequence[Value]) -> list[Value]:
 def _nvfp4(
     code: Code, blocks: Sequence[Value], parts: Sequence[Value | int]
 ) -> tuple[Sequence[Value], Value, Sequence[Value], None]:
-    """Of blocks of 64 a half each. A scale, of 16 neighbours, is a byte: four bits of exponent and
-    three others, as f16 has them, but for 127, which is 0."""
+    """Half of a block of 64 at each place. A scale is a byte for 16 neighbours: four bits of
+    exponent and three others, as in f16, except for 127, which is 0."""
     numbers = _fp4(code, [at + (part * 16 + 4) for at, part in zip(blocks, parts, strict=True)])
     pairs = [code.load(at + part * 2, I16) for at, part in zip(blocks, parts, strict=True)]
     scales = []
@@ -352,8 +352,8 @@ def _eight_signs(seven: Value) -> Value:
 
 
 def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
-    """Bytes, with what they are more than integers: of 4 indices for 32 neighbours, i32 [8 n], of
-    entries of 8, or of 8 of entries of 4."""
+    """Bytes from the grid, plus the type's offset. indices: i32 [8 n] for 32 neighbours each, 4 of
+    entries of 8 numbers or 8 of entries of 4."""
     entries = grid(type) + FORMS[type].offset
     words = entries.byte().view(torch.int32).flatten().tolist()
     if len(indices) == 4:
@@ -363,7 +363,7 @@ def _from_grid(code: Code, type: str, indices: Sequence[Value]) -> list[Value]:
 
 
 def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> list[Value]:
-    """_from_grid with a minus where there is a bit in signs i32 [8 n], of 32 neighbours each."""
+    """_from_grid, negated where a bit of signs, i32 [8 n] for 32 neighbours each, is set."""
     fours, twice = _from_grid(code, type, indices), 2 * FORMS[type].offset
     negative = [code.constant(four.type, twice) - four for four in fours]
     both = enumerate(zip(fours, negative, strict=True))
@@ -373,7 +373,7 @@ def _signed(code: Code, type: str, indices: Sequence[Value], signs: Value) -> li
 At = Callable[[int, ir.Type], Value]
 """What is at one place of every block."""
 Found = tuple[Sequence[Value], Value | Sequence[Value], Value]
-"""Indices and signs as _signed has them, for IQ1 the signs of steps, i32 [8 n] for each index, and
+"""Indices and signs for `_signed`, or for IQ1 the signs of steps, i32 [8 n] for each index; and
 scales of groups."""
 
 
@@ -439,7 +439,7 @@ def _grid_block(code: Code, type: str, blocks: Sequence[Value]) -> LongBlocks:
     if isinstance(signs, Value):
         integers = _signed(code, type, indices, signs)
     else:
-        # all of the same neighbours are one less than eight times those of the grid, or one more
+        # all of the same neighbours are one more or one less than eight times the grid's number
         steps = [(sign << 1) * 0x01010101 for sign in signs for _ in (0, 1)]
         fours = _from_grid(code, type, indices)
         integers = [n + 1 - step.bits(n.type) for n, step in zip(fours, steps, strict=True)]

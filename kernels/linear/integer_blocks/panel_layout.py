@@ -101,7 +101,7 @@ class Panel:
 
     @property
     def group_order(self) -> list[int]:
-        """Groups as their first lanes come."""
+        """Groups in the order of their first lanes."""
         per_side = self.groups // self.sides
         starts = range(0, len(self.lanes), PER_STRETCH)
         first = [lane for start in starts for lane in self.lanes[start : start + per_side]]

@@ -160,7 +160,7 @@ class RowVectors:
 
     @property
     def offset(self) -> int:
-        """Of weights."""
+        """The offset of weights."""
         return self._layout.offset
 
     def at(self, record: Value) -> RowVectors:
@@ -173,12 +173,12 @@ class RowVectors:
         return self._vectors(at, I16X16 if self._layout.words else I8X32)
 
     def sums(self, side: int = 0) -> list[Value]:
-        """Of short blocks times the offset and negative, i32 [8 n]; of a long one i16 [16 n]."""
+        """Of integers: in short blocks times minus the offset, i32 [8 n], else i16 [16 n]."""
         at = self._layout.sums + self._layout.line_step * side
         return self._vectors(at, I16X16 if self._layout.long else I32X8)
 
     def scaled_sums(self) -> list[Value]:
-        """f32 [8 n] of short blocks."""
+        """ggml's sums of short blocks, f32 [8 n]."""
         return self._vectors(self._layout.scaled_sums, F32X8)
 
     def short_scales(self) -> list[Value]:

@@ -78,14 +78,14 @@ def _prepared(type: str, n_rows: int, n_in: int) -> tuple[Program, int]:
 
 
 def _layouts(type: str, n_rows: int, vnni: int) -> list[Layout]:
-    """Of rows that are multiplied together, parts of a number, the larger ones first."""
+    """Layouts for nearly equal parts of the rows, at most ROWS each, the larger ones first."""
     n_parts = -(-n_rows // ROWS)
     sizes_ = [(n_rows + i) // n_parts for i in reversed(range(n_parts))]
     return [layout_for(type, n, vnni=vnni) for n in sizes_]
 
 
 def vector_bits() -> int:
-    """As kernels.processor.vnni_bits, 256 where wide vectors are computed in halves."""
+    """kernels.processor.vnni_bits, but 256 if wide vectors are computed in halves."""
     return min(vnni_bits(), 8 * BYTES) if halves_512_bits() else vnni_bits()
 
 

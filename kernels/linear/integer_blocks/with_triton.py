@@ -255,8 +255,8 @@ def round_when_done(
     y, kept, counters, tile, first_row, last_row, column, width, KEPT: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
-    """Of every LONG columns of the rows of a tile, rounds all in the program that is the last to
-    have stored BN of them, from `column` on."""
+    """Rounds columns in groups of 256, as far as a tile's rows are complete there: done by the
+    program that is the last to store BN columns of a group, here from `column` on."""
     first = column // 256 * 256
     counter = counters + tile * tl.cdiv(width, 256) + first // 256
     if is_last(counter, tl.cdiv(tl.minimum(width - first, 256), BN)):

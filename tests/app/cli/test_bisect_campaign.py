@@ -92,7 +92,7 @@ def test_it_goes_on_after_it_was_killed(folder: Path, tmp_path: Path) -> None:
         running.kill()
     assert running.returncode == -signal.SIGKILL
     status, reply, said = play(repo, work, branch_of(fault), words)
-    assert status == 0 and "2 verdicts are known already" in said, said
+    assert status == 0 and "2 verdicts are known from an earlier search" in said, said
     assert judged(fault, repo, reply).has_commit
 
 

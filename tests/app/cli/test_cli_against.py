@@ -45,7 +45,7 @@ def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
     (head,) = (at for at, line in enumerate(lines) if line.startswith("tokens/s"))
     assert [line[:20].strip() for line in lines[head + 1 : head + 7]] == WORKS
     assert lines[head + 1].split()[2] == "20.0"
-    assert "Medians, pairs in alternation: 1;" in outcome.out
+    assert "Medians of 1 alternating pairs;" in outcome.out
     assert "--spec-synth-rates 1,1,0: accepted 0.67 there" in outcome.out
     assert "[5/5] draft-mtp" in outcome.err
     assert ("Resident memory, largest: llama-server" in outcome.out) == (sys.platform == "linux")
@@ -54,7 +54,7 @@ def test_table_and_markdown(cli: Cli, fake: FakePrograms) -> None:
     rows = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
     assert [row[0] for row in rows] == ["tokens/s", *WORKS[:4]]
     assert all(len(row) == 6 for row in rows)
-    assert "All of these after 3 tokens." in table
+    assert "All with 3 tokens in the context." in table
 
 
 def test_json_has_every_pair(cli: Cli, fake: FakePrograms) -> None:
@@ -105,7 +105,7 @@ def test_what_was_measured_before_ctrl_c_is_told(
     [
         (["--llama-cpp", "no/such/folder"], "There is no llama-bench in no/such/folder"),
         (["--llama-cpp", ".", "--markdown", "--json"], "--markdown and --json are both given"),
-        (["--llama-cpp", ".", "--device", "cuda"], "compared on the processor"),
+        (["--llama-cpp", ".", "--device", "cuda"], "compared only on the CPU"),
         (["--llama-cpp", ".", "-n", "0"], "-n 0 is not a number of tokens"),
         (["--llama-cpp", ".", "--depth", "4000"], "more than the trained context of 4096"),
         (["--llama-cpp", ".", "--spec-synth-rates", "1,0"], "--spec-synth-rates has 2 values"),

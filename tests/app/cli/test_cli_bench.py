@@ -96,7 +96,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     assert (info["drafter"], info["n_target"], info["taps"]) == ("draft-dflash", 256, [1, 2, 3])
     cells = 2 * 4096 * info["cell_bytes"]
     assert info["memory"]["total"] == info["weight_bytes"] + cells
-    assert "the inputs of layers 1, 2, 3 of a target 256 wide" in cli("info", path).out
+    assert "the inputs of layers 1, 2, 3 of a target with n_embd = 256" in cli("info", path).out
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,10 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
         (["recording"], "No model is given"),
         (["recording", "--demo", "-n", "0"], "-n is 0 or below -1"),
         (["rollback", "--rollback", "ring", "--widths", "66"], "--widths 66 is above 65"),
-        (["rollback", "--rollback", "ring", "--widths", "4,0"], "'0' is not a whole number from 1"),
+        (
+            ["rollback", "--rollback", "ring", "--widths", "4,0"],
+            "'0' is not a whole number of 1 or more",
+        ),
         (["rollback", "--rollback", "ring", "--n-rs-seq", "65"], "--n-rs-seq is outside 1..64"),
         (["rollback", "--rollback", "ring", "--conv-dim", "100"], "does not fit --heads 16"),
         (["forward", "--splits"], "No model is given"),

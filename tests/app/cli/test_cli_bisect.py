@@ -80,7 +80,7 @@ def test_the_commit_is_found_and_the_clone_left_alone(repo: Path, tmp_path: Path
     text = page.read_text()
     assert "change 6 \\|" in text and "Again: `draftscope bisect --good c1" in text
     again = cli(*bisect(repo, work))
-    assert "verdicts are known already" in again.err
+    assert "verdicts are known from an earlier search" in again.err
     short = git(repo, "rev-parse", "--short=9", "c6")
     assert f"{short} change 6 | \\x1b[31mred" in again.out
     assert {path.name[:9] for path in work.glob("kept-*/*")} == {
@@ -89,6 +89,28 @@ def test_the_commit_is_found_and_the_clone_left_alone(repo: Path, tmp_path: Path
     }
     [kept] = work.glob(f"kept-*/{short}*")
     assert (kept / "include" / "llama.h").is_file()
+
+
+def test_a_relative_work_folder_is_not_one_of_the_clone(
+    repo: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ends = ("--good", "c5", "--bad", "c6", "--repo", repo, "--work", "work")
+    found = cli("bisect", *ends, "--judge-command", JUDGE)
+    assert found.status == 0, found.err
+    assert (tmp_path / "work" / "tree" / "code").is_file() and not (repo / "work").exists()
+
+
+def test_an_end_that_cannot_be_judged_is_one_sentence(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / LIBRARY).touch()
+    words = ("bisect", "--work", tmp_path / "w", "--builds", tmp_path, tmp_path)
+    found = cli(*words, "--judge-command", "sh -c 'echo Not here. >&2; exit 125'")
+    assert found.status == 1 and "cannot be judged: Not here. Choose another end" in found.err
+
+
+def test_a_reason_keeps_its_quotation_marks(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('CMake Error: The source directory "/ab/tree" is not there\n')
+    assert judge._why(tmp_path / "log") == 'CMake Error: The source directory "tree" is not there'
 
 
 def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
@@ -106,20 +128,26 @@ def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
         (["--repo", "{work}", "--good", "c1", "--bad", "c9"], "git rev-parse fails in"),
         (["--repo", "{work}/no", "--good", "c1", "--bad", "c9"], "There is no folder"),
         (["--repo", "{repo}", "--good", "--x", "--bad", "c9"], "expected one argument"),
-        (["--repo", "{repo}", "--good", "c1"], "--good and --bad name the ends"),
-        (["--good", "c1", "--bad", "c9"], "There is nothing to search in"),
-        (["--builds", "{work}", "{work}", "--target", "x"], "--target goes only with --repo"),
-        (["--builds", "{work}", "{work}", "-j", "2"], "-j goes only with --repo"),
-        (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip goes only with --repo"),
+        (["--repo", "{repo}", "--good", "c1"], "--good and --bad are commits of a repository"),
+        (["--good", "c1", "--bad", "c9"], "No commits or builds to search are given"),
+        (
+            ["--builds", "{work}", "{work}", "--target", "x"],
+            "--target has no effect without --repo",
+        ),
+        (["--builds", "{work}", "{work}", "-j", "2"], "-j has no effect without --repo"),
+        (["--builds", "{work}", "{work}", "--skip", "c1"], "--skip has no effect without --repo"),
         (
             ["--builds", "{work}", "{work}", "--cmake-args=-DX=1"],
-            "--cmake-args goes only with --repo",
+            "--cmake-args has no effect without --repo",
         ),
-        (["--builds", "{work}"], "There is nothing between fewer than two builds"),
+        (["--builds", "{work}"], "At least two builds are needed"),
         (["--builds", "{work}", "{work}/no"], "There is no build at"),
         (["--builds", "{work}", "{work}", "--judge-command", "'"], "Close the quotation"),
         (["--builds", "{work}", "{work}", "--judge-command", ""], "--judge-command is empty"),
-        (["--builds", "{work}", "{work}", "--demo", "--judge", "run"], "cannot be judged by 'run'"),
+        (
+            ["--builds", "{work}", "{work}", "--demo", "--judge", "run"],
+            "cannot be tested with 'run'",
+        ),
     ],
 )
 def test_wrong_usage(repo: Path, tmp_path: Path, cli: Cli, words: list[str], message: str) -> None:
@@ -153,9 +181,9 @@ def test_limits_of_time_and_what_cannot_judge(repo: Path, tmp_path: Path) -> Non
     with pytest.raises(SkippedError, match="did not build within 0 s"):
         builds(history.revisions[0])
     for command, said in (
-        (["sleep", "60"], "was not judged within 0.1 s"),
-        (["sh", "-c", "echo no model >&2; exit 125"], "cannot be judged: no model"),
-        (["no-such-program"], "cannot be judged"),
+        (["sleep", "60"], "was not tested within 0.1 s"),
+        (["sh", "-c", "echo no model >&2; exit 125"], "cannot be tested: no model"),
+        (["no-such-program"], "cannot be tested"),
     ):
         with pytest.raises(SkippedError, match=said):
             judge.judge_command(command, 0.1 if command[0] == "sleep" else 60.0)(tmp_path, ())

@@ -145,8 +145,8 @@ def test_a_draft_model_drafts(cli: Cli) -> None:
         (["--spec-type", "draft-simple"], "draft-simple needs a draft model"),
         (["--draft-accept", "1,x"], "is not a list of whole numbers"),
         (["--draft-accept", "4"], "is not within drafts of 3"),
-        (["--draft-accept", "1", "--spec-type", "draft-mtp"], "given together with a drafter"),
-        (["--parallel", "0"], "is not a whole number from 1"),
+        (["--draft-accept", "1", "--spec-type", "draft-mtp"], "and a drafter are both given"),
+        (["--parallel", "0"], "is not a whole number of 1 or more"),
         (["--lane", "planes,compute=fp8"], "compute 'fp8' is unknown"),
         (["--rollback", "planes"], "unrecognized arguments"),
     ],
@@ -163,11 +163,12 @@ def test_no_prompt_no_model_no_head(cli: Cli) -> None:
     assert "No model is given" in cli("compare", "-p", "x").err
     outcome = cli("compare", PLAIN, *QUICK)
     assert outcome.status == 2
-    assert "needs an MTP head" in outcome.err
+    assert "has no MTP block" in outcome.err and "--draft-accept 0,3,1" in outcome.err
+    assert cli("compare", PLAIN, *QUICK, "--draft-accept", "0,3,1").status == 0
 
 
 def test_a_fault_that_changes_nothing_is_named(cli: Cli) -> None:
     idle, acts = "planes,fault=stale-plane", FAULTY
     outcome = cli("compare", MTP, *QUICK, "--lane", idle, "--lane", acts)
-    said = [line for line in outcome.out.splitlines() if "its fault never took effect" in line]
+    said = [line for line in outcome.out.splitlines() if "its fault never had an effect" in line]
     assert [line.partition(": ")[0] for line in said] == [idle]

@@ -63,4 +63,4 @@ def test_a_version_that_was_not_tried_needs_force(tmp_path, capsys):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm-9.9.dist-info").mkdir()
     assert main(["conform", str(tmp_path), "--checks", "depths"]) == 2
-    assert "tried: 0.33.0" in capsys.readouterr().err
+    assert "tested: 0.33.0" in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_sequences_without_counts_are_left_out_and_told(
     fill(store, (RECORDS / "lmstudio-prediction.json").read_bytes(), "stats")
     export_csv(store, tmp_path / "none")
     outcome = cli("export", tmp_path / "none", "--aiperf", tmp_path / "out")
-    assert outcome.status == 1 and "no sequence whose drafts were counted" in outcome.err
+    assert outcome.status == 1 and "no sequence with counted drafts" in outcome.err
     assert not (tmp_path / "out").exists()
 
 

@@ -44,4 +44,4 @@ def test_a_full_context_is_mentioned(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     outcome = cli("fidelity", DEMO_DRAFT, "-n", 4096, "--modes", "f32", "-p", "a")
     assert outcome.status == 0
     assert "over 15 tokens" in outcome.out
-    assert "note: the context holds 15 more tokens only" in outcome.err
+    assert "note: the context has room for only 15 more tokens" in outcome.err

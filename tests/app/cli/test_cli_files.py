@@ -188,3 +188,35 @@ def test_files_are_checked_before_the_work(
         assert outcome.status == 2 and option in outcome.err
         assert "cannot be written" in outcome.err or "is a folder" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("logits", "a.gguf", "--tokens", "1"), "--out"),
+        (("run", "--demo", "-f", "./a.gguf"), "--report"),
+        (("run", "-m=b.gguf", "-p", "a"), "--report"),
+        (("sweep", "b.gguf"), "--report"),
+    ],
+)
+def test_what_a_command_reads_or_wrote_is_not_replaced(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gguf").write_bytes(b"weights")
+    (tmp_path / "b.gguf").symlink_to("a.gguf")
+    outcome = cli(*words, option, tmp_path / "a.gguf")
+    assert outcome.status == 2
+    assert f"{option} {tmp_path / 'a.gguf'} is named twice" in outcome.err
+    assert (tmp_path / "a.gguf").read_bytes() == b"weights"
+
+
+def test_two_new_files_of_one_name(tmp_path: Path, cli: Cli) -> None:
+    outcome = cli("export", "none", "--html", tmp_path / "a", "--aiperf", tmp_path / "a")
+    assert (outcome.status, "--aiperf" in outcome.err) == (2, True)
+
+
+def test_an_earlier_output_is_replaced(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "a").write_bytes(b"earlier")
+    outcome = cli("export", "none", f"--html={tmp_path / 'a'}", "--aiperf", tmp_path / "b")
+    assert (outcome.status, "none does not exist" in outcome.err) == (1, True)

@@ -115,10 +115,10 @@ def test_a_scenario_of_sequences(cli: Cli) -> None:
     ("words", "what"),
     [
         (["--scenario", "luck"], "There is no scenario 'luck'"),
-        (["--scenario", "unified-kv", "-p", "x"], "has prompts, options and lanes of its own"),
-        (["--scenario", "unified-kv", "-n", "3"], "has prompts, options and lanes of its own"),
-        (["--scenario", "unified-kv", "--lane", "ring"], "has prompts, options and lanes of its"),
-        (["--scenario", "two-sequences", "--lane", "llama.cpp"], "has prompts, options and lanes"),
+        (["--scenario", "unified-kv", "-p", "x"], "has its own prompts, options and lanes"),
+        (["--scenario", "unified-kv", "-n", "3"], "has its own prompts, options and lanes"),
+        (["--scenario", "unified-kv", "--lane", "ring"], "has its own prompts, options and lanes"),
+        (["--scenario", "two-sequences", "--lane", "llama.cpp"], "has its own prompts"),
     ],
 )
 def test_a_scenario_stands_alone(cli: Cli, words: list[str], what: str) -> None:

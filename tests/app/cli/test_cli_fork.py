@@ -29,7 +29,7 @@ def test_it_goes_on_with_the_options_of_its_parent(cli: Cli, trace: Path, tmp_pa
     out = tmp_path / "both"
     outcome = cli("run", "--demo", "--from", trace, "--round", 3, "--trace", out)
     assert outcome.status == 0, outcome.err
-    assert "rounds 0 to 2 of run 0 are decoded again" in outcome.err
+    assert "decoding rounds 0 to 2 of run 0 again" in outcome.err
     assert outcome.out.rstrip().endswith("sequence 0: the same text")
     store = open_trace(out)
     assert store.runs[1].options == store.runs[0].options
@@ -72,10 +72,10 @@ def test_a_position_and_a_token(cli: Cli, trace: Path) -> None:
     ("words", "message"),
     [
         (["--round", 2, "-p", "a"], "A prompt cannot be combined"),
-        ([], "needs one of --round and --position"),
+        ([], "needs either --round or --position"),
         (["--round", 999], "no round 999"),
         (["--round", 2, "--from-run", 5], "no run 5"),
-        (["--position", 2], "nothing at position 2"),
+        (["--position", 2], "no token at position 2"),
         (["--round", 4, "-n", 2], "-n 2 is less than the"),
         (["--round", 2, "--from-seq", 3, "--force", 5], "no sequence 3"),
         (["--round", 2, "--parallel", 4], "--parallel"),

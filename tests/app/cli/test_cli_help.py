@@ -40,7 +40,7 @@ def test_every_page_is_printed(cli: Cli, topic: str, monkeypatch: pytest.MonkeyP
         ("rolback", "Did you mean rollback?"),
         ("Memory_Scripts.md", ""),
         ("llamacpp", "Did you mean llama-cpp?"),
-        ("zzzz", "There are acceptance, commands, compare"),
+        ("zzzz", "Choose from acceptance, commands, compare"),
         ("\x1b[2J", r"'\x1b[2J'"),
     ],
 )

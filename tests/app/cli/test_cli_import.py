@@ -70,9 +70,9 @@ def test_the_log_of_another_run_is_a_finding(cli: Cli, tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b" \n", "is empty"),
-        (b"hello", "nothing that another engine is known to write"),
+        (b"hello", "The format of"),
         (b'{"format": "draftscope-capture", "requests": 3}', "neither requests nor a log"),
-        (b"srv  llama_server: initializing ...\n", "no request that ended"),
+        (b"srv  llama_server: initializing ...\n", "nor the end of a request"),
         (b"\x1f\x8bbroken", "damaged gzip"),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_one_sentence(
 
 def test_an_exported_trace_is_not_imported_again(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "session.json").write_text("{}")
-    assert "is an exported trace already" in cli("import", tmp_path).err
+    assert "is a trace already and needs no import" in cli("import", tmp_path).err
 
 
 def test_a_log_belongs_to_one_capture(cli: Cli) -> None:

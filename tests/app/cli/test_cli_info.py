@@ -45,14 +45,18 @@ def write(path: Path, keys: dict[str, Any], tensors: list[Tensor] | None = None)
             "llama-export-lora",
         ),
         ({"general.type": "imatrix", "imatrix.chunk_count": 9}, "imatrix", "--imatrix"),
-        ({"general.architecture": "controlvector"}, "control vector", "not applied"),
+        ({"general.architecture": "controlvector"}, "control vector", "not supported"),
         ({"general.architecture": "gemma4", "gemma4.block_count": 7}, "a model", "observe"),
         (
             {"general.architecture": "b", "b.attention.causal": False, "b.pooling_type": 1},
-            "embeds",
+            "embedding",
             "generates",
         ),
-        ({"general.architecture": "dream", "dream.attention.causal": False}, "diffusion", "token"),
+        (
+            {"general.architecture": "dream", "dream.attention.causal": False},
+            "diffusion",
+            "autoregressive",
+        ),
         ({}, "a model", "observe"),
     ],
 )
@@ -171,7 +175,7 @@ def test_info_of_a_damaged_file_is_an_error(cli: Cli, tmp_path: Path) -> None:
 def test_info_says_what_cells_llama_server_refuses(
     file: Path, types: tuple[str, ...], refused: bool, cli: Cli
 ) -> None:
-    sentence = "refuses two types of cells here"
+    sentence = "refuses different types of K and V cells"
     assert (sentence in cli("info", file, *types).out) == refused
     server = cli("info", file, "--json", *types).json["memory"]["llama_server"]
     assert (sentence in server.get("refused", "")) == refused
@@ -225,7 +229,7 @@ def test_info_of_an_mtp_file_and_of_a_trunk_with_it(
     trunk, block = trunk_and_block
     out = cli("info", block).out
     assert "for draft-mtp" in out
-    assert "the row after the final norm of a target 64 wide" in out
+    assert "the hidden state after the final norm of a target with n_embd = 64" in out
     sizes = cli("info", trunk, "-md", block, "--json").json["memory"]["draftscope"]["sizes"]
     own = cli("info", block, "--json").json
     assert sizes["MTP head"] == own["weight_bytes"] + 4096 * own["cell_bytes"]
@@ -259,5 +263,5 @@ def test_a_file_of_md_that_no_drafter_uses_is_an_error(cli: Cli) -> None:
     words = ["--spec-type", "draft-mtp", "-p", "a", "-n", 2]
     outcome = cli("run", DEMO_TARGET, "-md", DEMO_DRAFT, *words)
     assert outcome.status == 2
-    assert "is for draft-simple, and --spec-type is draft-mtp" in outcome.err
+    assert "is for draft-simple, which is not among --spec-type draft-mtp" in outcome.err
     assert "Add draft-simple to --spec-type" in outcome.err

@@ -160,7 +160,7 @@ def test_demo_path_as_json(cli: Cli) -> None:
         (["info"], 2, "No model is given"),
         (["info", "a.gguf", "-m", "b.gguf"], 2, "More than one model"),
         (["info", "no-such.gguf"], 1, "no-such.gguf"),
-        (["info", "--demo", "--parallel", "0"], 2, "'0' is not a whole number from 1"),
+        (["info", "--demo", "--parallel", "0"], 2, "'0' is not a whole number of 1 or more"),
         (["--demo", str(DEMO_TARGET)], 2, "Both a model and --demo"),
     ],
 )

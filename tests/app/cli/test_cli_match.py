@@ -46,7 +46,7 @@ def test_the_demo_passes(cli: Cli, compute: str) -> None:
     lines = outcome.out.splitlines()
     assert lines[-1].startswith("pass: ")
     assert lines[0].startswith("control, step 1 (seq): ")
-    assert lines[0].endswith(" s, what the others are compared with")
+    assert lines[0].endswith(" s, the reference for the others")
     assert lines[1].startswith("  function           stored (")
     heads = [line.split(": ")[0] for line in lines if not line.startswith(" ") and "step" in line]
     assert heads == [
@@ -67,7 +67,7 @@ def test_batch_invariant_knows_no_near_ties(cli: Cli, one: Path) -> None:
     faulty = cli(*FAULTY, "--prompts", one, "--steps", "seq", "--batch-invariant")
     assert faulty.status == 1
     last = faulty.out.splitlines()[-1]
-    assert last == "fail: a text differs although no batch's width can change it"
+    assert last == "fail: a text differs although the batch width cannot change it"
 
 
 def test_a_planted_fault_is_exit_status_1(cli: Cli, one: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_planted_fault_is_exit_status_1(cli: Cli, one: Path) -> None:
     assert "DIFFERS at token" in outcome.out
     assert "no tie" in outcome.out
     last = outcome.out.splitlines()[-1]
-    assert last == "fail: a text differs where the width of a batch does not explain it"
+    assert last == "fail: a text differs at a place that the batch width does not explain"
     report = cli(*words, "--json").json
     assert (report["passed"], report["all_match"]) == (False, False)
     for step in report["steps"]:
@@ -95,11 +95,14 @@ def test_a_near_tie_passes_unless_texts_must_be_exact(
     words = [*FAULTY, "--prompts", one, "--steps", "seq"]
     outcome = cli(*words)
     assert outcome.status == 0
-    assert "the two lie 0.01 apart, batches move logits by up to 0.02: a near tie" in outcome.out
-    assert outcome.out.splitlines()[-1].startswith("pass: texts differ only where the width")
+    assert (
+        "their logits differ by 0.01, the width changes them by up to 0.02: a near tie"
+        in outcome.out
+    )
+    assert outcome.out.splitlines()[-1].startswith("pass: texts differ only where the batch width")
     outcome = cli(*words, "--exact")
     assert outcome.status == 1
-    assert outcome.out.splitlines()[-1].startswith("fail: texts differ only where the width")
+    assert outcome.out.splitlines()[-1].startswith("fail: texts differ only where the batch width")
 
 
 def test_other_options_of_a_run(cli: Cli) -> None:

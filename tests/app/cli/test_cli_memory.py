@@ -55,7 +55,7 @@ def test_list_needs_no_model(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-m", MODEL], "There is no script."),
+        (["-m", MODEL], "No script is given."),
         (["--all"], "No model is given."),
         (["--all", "tests"], "tests is not a regular file but a folder. Name a file in it."),
         (["nothing-here", "-m", MODEL], "no script 'nothing-here'. Name a file, or one of 1-save"),
@@ -90,7 +90,7 @@ def test_llama_cpp_plays_what_its_interface_has(monkeypatch, capsys, refuses):
     assert failed == (set() if refuses else {"6-active-gap", "8-depth-bookkeeping"})
     assert list(verdicts.values()).count("passed") + len(failed) == 10
     (why,) = {one["why_not"] for one in scripts if "fault=stale-plane" in one.get("why_not", "")}
-    assert "which llama.cpp cannot be asked for" in why
+    assert "which llama.cpp does not support" in why
 
 
 @pytest.mark.parametrize("words", [("--rollback", "ring"), ("--trace", "t"), ("--fill", "00")])

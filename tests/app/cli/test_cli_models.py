@@ -131,7 +131,7 @@ def test_logits_are_llama_cpps(cli: Cli, tmp_path: Path, ubatch: int) -> None:
         (["--tokens", "1,2", "--out", "no/such/folder/x.npz"], "cannot be written: No such file"),
         (["--tokens", "1,384", "--out", "x.npz"], "Token id 384 is outside the vocabulary of 384"),
         (["--tokens", "1;2", "--out", "x.npz"], "'1;2' is not a token id"),
-        (["--tokens", " ", "--out", "x.npz"], "there is no token id"),
+        (["--tokens", " ", "--out", "x.npz"], "no token id is given"),
         (["--tokens", "1", "--out", "x.npz", "--compute", "f8"], "f8"),
         (["--tokens", "1", "--out", "."], "is a folder"),
         (["--tokens", "1"], "--out"),

@@ -165,7 +165,7 @@ def test_the_server_s_own_model_judges_what_it_emitted(
         (("-p", "x", "--id-slot", -1), "--id-slot is outside 0..65536."),
         (("-p", "x", "--request", "[1]"), "is not a JSON object"),
         (("-p", "x", "--request", '{"stream": false}'), "--request sets stream"),
-        (("-p", "x", "--api-key-env", "NO_SUCH_KEY"), "The environment has no NO_SUCH_KEY."),
+        (("-p", "x", "--api-key-env", "NO_SUCH_KEY"), "The variable NO_SUCH_KEY is not set."),
         (("-p", "x", "--top-p", 3), "--top-p is outside"),
     ],
 )
@@ -204,7 +204,7 @@ def test_nothing_listens(cli: Cli) -> None:
     outcome = cli("observe", "127.0.0.1:9", "-p", "x")
     assert outcome.status == 1 and outcome.out == ""
     assert outcome.err == (
-        "draftscope: error: http://127.0.0.1:9 cannot be reached: nothing listens there. "
+        "draftscope: error: http://127.0.0.1:9 cannot be reached: connection refused. "
         "Start the server, or check address and port.\n"
     )
 
@@ -213,7 +213,7 @@ def test_a_server_that_loads_is_waited_for_and_said_once(cli: Cli) -> None:
     with ScriptedServer("mtp", loading=2) as server:
         outcome = cli("observe", server.url, *PROMPT)
         assert outcome.status == 0
-        assert outcome.err.count("loads its model") == 1
+        assert outcome.err.count("is loading its model") == 1
 
 
 def test_a_stream_that_breaks_is_1_and_its_rounds_are_kept(
@@ -225,7 +225,7 @@ def test_a_stream_that_breaks_is_1_and_its_rounds_are_kept(
     assert outcome.status == 1
     assert outcome.err.endswith(
         f"draftscope: error: {server.url} broke off its reply. "
-        "See whether the server still runs; then send it again.\n"
+        "Check that the server is running; then send it again.\n"
     )
     assert "warning: stream-cut: " in outcome.out
     assert len(table(tmp_path / "out" / "rounds.csv")) > 15
@@ -390,7 +390,7 @@ def test_a_terminal_is_not_given_more_than_it_can_show(
     for colour in ("", "1"):
         monkeypatch.setenv("NO_COLOR", colour)
         outcome = cli("observe", server.url, *PROMPT)
-        assert "tokens came too fast to be shown]" in outcome.out
+        assert "tokens arrived too fast to be shown]" in outcome.out
     assert "too fast" not in whole.out, "a file or another program gets everything"
     assert "43 of 152 drafted tokens accepted" in outcome.out
 

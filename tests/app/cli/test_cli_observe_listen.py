@@ -85,7 +85,7 @@ def test_requests_are_told_as_they_end_and_exported(
     assert any("stream-cut" in line for line in rest)
     assert "{" not in told.out, "an object is for --json"
     assert re.match(
-        rf"draftscope: what comes to http://127.0.0.1:\d+ goes to {server.url}; ", told.err
+        rf"draftscope: requests to http://127.0.0.1:\d+ are forwarded to {server.url}; ", told.err
     )
     facts = open_trace(folder).runs[0]
     assert facts["attachment"] == "proxy"
@@ -142,7 +142,9 @@ def test_a_server_that_keeps_its_facts_to_those_with_a_key(
         )
         assert main(["observe", server.url, "--listen", "0"]) == 0
     told = capsys.readouterr()
-    assert ACCEPTED in told.out and "note: without an API key" in told.err
+    assert (
+        ACCEPTED in told.out and "note: the server names its model only with an API key" in told.err
+    )
     assert "secret" not in told.out + told.err
 
 
@@ -160,8 +162,8 @@ def test_listening_beyond_this_machine_is_warned_of(
     ("options", "sentence"),
     [
         (["--listen", "everywhere"], "is not an address to listen at"),
-        (["--listen", "192.0.2.1:0"], "Nothing can listen at 192.0.2.1:0"),
-        (["--listen", "0", "-p", "a"], "Prompts are given, and an address to listen at."),
+        (["--listen", "192.0.2.1:0"], "Cannot listen at 192.0.2.1:0"),
+        (["--listen", "0", "-p", "a"], "Prompts and --listen cannot be combined."),
     ],
 )
 def test_wrong_usage(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import DraftscopeError
 from engine.trace.export import export_csv
 from engine.trace.reopen import open_trace
 from resources import DEMO_DRAFT
@@ -22,6 +23,7 @@ from tests.support.observed_texts import (
 
 Cli = Callable[..., Outcome]
 IDS = emitted_ids()
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -46,9 +48,21 @@ def test_a_right_text_is_re_scored_and_written(cli: Cli, traces: Path) -> None:
     assert not len(open_trace(traces / "right").runs[0].get("rescored", ()))
 
 
+def test_what_was_found_is_printed_where_the_trace_cannot_be_written(
+    cli: Cli, traces: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise DraftscopeError("out cannot be written: No space left on device.", "Free some space.")
+
+    monkeypatch.setattr("app.cli.rescore.export", full)
+    outcome = cli("rescore", traces / "right", CAPTURED_TARGET, "--trace", traces / "out")
+    assert (outcome.status, "No space" in outcome.err) == (1, True)
+    assert outcome.out.startswith(f"run 0: {len(IDS)} tokens re-scored")
+
+
 def test_an_altered_token_asks_first_and_is_then_named(cli: Cli, traces: Path) -> None:
     asks = cli("rescore", traces / "altered", CAPTURED_TARGET)
-    assert asks.status == 2 and "--assume-same" in asks.err and "cannot be known" in asks.err
+    assert asks.status == 2 and "--assume-same" in asks.err and "is not known" in asks.err
     outcome = cli(
         "rescore", traces / "altered", CAPTURED_TARGET, "--assume-same", "--trace", traces / "o"
     )
@@ -70,6 +84,13 @@ def test_other_models_runs_and_files_are_refused_in_a_sentence(cli: Cli, traces:
     assert cli("rescore", traces / "right", CAPTURED_TARGET, "--probe").status == 2
     nothing = cli("rescore", traces, CAPTURED_TARGET)
     assert nothing.status == 1 and "not an exported trace" in nothing.err
+
+
+def test_a_prompt_outside_the_vocabulary_is_called_that(cli: Cli, tmp_path: Path) -> None:
+    cli("run", "--demo", "--tokens", "7,4000", "-n", 2, "--trace", tmp_path / "run")
+    outcome = cli("rescore", tmp_path / "run", DATA / "qwen35-a-f32.gguf")
+    assert outcome.status == 2
+    assert "Its prompt has token 4000, outside the vocabulary. Choose another run" in outcome.err
 
 
 def test_two_texts_are_compared_with_and_without_the_model(cli: Cli, traces: Path) -> None:

@@ -154,8 +154,8 @@ def test_a_run_that_ends_before_its_limit_says_why(cli: Cli) -> None:
     outcome = cli("run", "--demo", "-p", "def quicksort(arr):", "-n", 20, "-c", 16, *QUICK)
     n = int(outcome.out.rpartition("\n\n")[2].split()[0])
     assert n < 20 and outcome.err == (
-        f"draftscope: note: The run filled the context of 16 tokens: {n} of 20 tokens asked for "
-        "came; a larger context takes more.\n"
+        f"draftscope: note: The run filled the context of 16 tokens after {n} of 20 requested "
+        "tokens; raise -c for more.\n"
     )
 
 
@@ -253,7 +253,7 @@ def test_a_draft_thrown_away_for_its_tokens_cannot_be_rejected_fairly(cli: Cli) 
     run = ["run", "--demo", "-p", "a", "-n", 1, *words, *QUICK]
     outcome = cli(*run, "--spec-draft-n-min", 2)
     assert outcome.status == 2
-    assert "keeps no distribution" in outcome.err
+    assert "does not keep the target's distribution" in outcome.err
     assert cli(*run, "--spec-draft-n-min", 1).status == 0
 
 
@@ -440,7 +440,7 @@ def test_a_trace_does_not_wait_long_for_it(
     out = tmp_path / "out"
     outcome = cli("run", DEMO_DRAFT, "-p", "a", "-n", "2", "--trace", out)
     held.set()
-    assert outcome.err.endswith("without the hash of the tensors, which takes longer\n")
+    assert outcome.err.endswith("without the hash of the tensors, which was not ready yet\n")
     (run,) = json.loads((out / "session.json").read_text())["runs"].values()
     assert run["model"]["content"] is None
 
@@ -456,4 +456,4 @@ def test_a_run_is_audited_unless_that_is_refused(cli: Cli) -> None:
 
 def test_the_text_says_what_was_audited(cli: Cli) -> None:
     outcome = cli("run", "--demo", "--tokens", "5,6,7", "-n", 8, "--audit")
-    assert "audit: agrees, 8 of 8 tokens against plain decoding" in outcome.err
+    assert "audit: agrees, 8 of 8 tokens compared with plain decoding" in outcome.err

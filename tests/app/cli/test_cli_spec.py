@@ -132,7 +132,7 @@ def test_a_short_match_of_ngram_mod_is_noted(cli: Cli) -> None:
         (["--spec-ngram-mod-n-max", 1025], "--spec-ngram-mod-n-max is outside 0..1024"),
         (["--spec-ngram-mod-n-min", -1], "--spec-ngram-mod-n-min is outside 0..1024"),
         (["--spec-suffix-min-token-prob", 2], "--spec-suffix-min-token-prob is outside [0, 1]"),
-        (["--spec-synth-len", 2], "nothing to accept"),
+        (["--spec-synth-len", 2], "no drafter is given"),
         (["--spec-default", "--spec-synth-rates", "0.5,0.4"], "has 2 values. Give 64"),
         (["--spec-default", "--spec-synth-rates", "0.5,x"], "--spec-synth-rates"),
     ],

@@ -185,7 +185,7 @@ def test_the_conversation_of_the_demo(cli: Cli, tmp_path: Path) -> None:
     words = ["bench", "w1", "--demo", "--spec-type", "draft-mtp", *QUICK, "--out", out]
     outcome = cli(*words, "--rollback", "checkpoint")
     assert outcome.status == 0
-    assert "draft-mtp: 4 of 4 answers are those of plain decoding" in outcome.out
+    assert "draft-mtp: 4 of 4 answers are the same as in plain decoding" in outcome.out
     report = json.loads(out.read_text(encoding="utf-8"))
     assert names(report) == ["plain", "draft-mtp"]
     for one in report["configurations"]:
@@ -245,7 +245,7 @@ def test_ctrl_c_keeps_the_turns_that_are_done(cli: Cli, monkeypatch: pytest.Monk
         ([MTP, "--prompts", "no-such-set"], "no-such-set cannot be read"),
         ([MTP, "--out", "no/such/folder/x.json"], "--out no/such/folder/x.json cannot be written"),
         (["w1", "--demo", "--ctx-checkpoints", -1], "--ctx-checkpoints is negative"),
-        (["w1", "--demo", "--no-cache-prompt", "-cms", 1], "goes only with a prompt cache"),
+        (["w1", "--demo", "--no-cache-prompt", "-cms", 1], "has no effect without a prompt cache"),
         (["compare", "pyproject.toml", "pyproject.toml"], "is not a result file"),
         (["--demo", "-n", 0], "-n is 0"),
     ],

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.experiments.results.reader import read_results
+from engine.experiments.results.table import SUITE
+from engine.experiments.results.writer import ResultsWriter
 from engine.trace.reopen import open_trace
 from engine.trace.timings import timings
 from tests.app.cli.conftest import Outcome
@@ -41,7 +43,7 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert outcome.status == 1  # one job cannot be done
     assert outcome.err.count("tok/s") == 3
     assert "[4/4]" in outcome.err
-    assert "tokens, the context 8" in outcome.out
+    assert "tokens, but the context only 8" in outcome.out
     assert "1 failed; --retry-failed" in outcome.out
     results = read_results(out)
     assert results.axes == ("spec-type", "ctx-size", "spec-draft-n-max", "n-rs-seq")
@@ -65,12 +67,34 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert [job["has_result"] for job in listed["jobs"]] == [True] * 4
 
 
+def test_jobs_that_differ_in_nothing_are_named_by_their_number(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    (tmp_path / "plan.toml").write_text("[[jobs]]\nmodel = 'cut.gguf'\nprompt = 'a'\n")
+    outcome = cli("sweep", tmp_path / "plan.toml", "--out", tmp_path / "out")
+    assert (outcome.status, outcome.err.startswith("[1/1] cut.gguf: ")) == (1, True)
+
+
+def test_a_list_writes_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    listed = cli("sweep", "plan.toml", "--demo", "--list")
+    assert (listed.status, listed.out.count("to do")) == (0, 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
+
+
+def test_a_list_is_of_a_sweep(cli: Cli, tmp_path: Path) -> None:
+    with ResultsWriter(tmp_path / "suite", SUITE, "ten prompts", 3):
+        pass
+    listed = cli("sweep", "--demo", "--list", "--out", tmp_path / "suite")
+    assert (listed.status, "has results of `suite`" in listed.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "No plan is given"),
         (["none.toml"], "none.toml cannot be read"),
-        (["--demo", "--ship"], "--ship goes only with --ray"),
+        (["--demo", "--ship"], "--ship has no effect without --ray"),
     ],
 )
 def test_wrong_usage(cli: Cli, words: list[str], message: str) -> None:

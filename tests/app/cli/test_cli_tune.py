@@ -31,7 +31,7 @@ def test_a_model_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Pa
         "tune", MODEL, *words, "--json", file, "--out", out, "--report", page, "--threads", 1
     )
     assert outcome.status == 0, outcome.err
-    for said in ("Recommended:", "Real runs, in alternation:", "llama-server:", "category"):
+    for said in ("Recommended:", "Runs in alternation:", "llama-server:", "category"):
         assert said in outcome.out
     data = json.loads(file.read_text(encoding="utf-8"))
     assert (data["kind"], data["version"]) == ("draftscope tune", 1)
@@ -64,12 +64,15 @@ def test_a_model_is_tuned_and_the_window_opens_the_result(cli: Cli, tmp_path: Pa
         (["--pairs", "5"], "--pairs is outside"),
         (["--prompts", "nowhere.json"], "nowhere.json cannot be read"),
         (["--spec-type", "draft-moonshine"], "--spec-type draft-moonshine is unknown"),
-        (["--spec-type", "ngram-cache"], "no length to tune"),
+        (["--spec-type", "ngram-cache"], "no draft length to tune"),
         (["--json", "."], "is a folder"),
         (["--out", "/dev/null"], "--out /dev/null cannot be written"),
-        (["--budget", "9"], "--budget goes only with --server or --running."),
-        (["--running", "plain=http://127.0.0.1:9", "--out", "a"], "--out goes only with MODEL."),
-        (["--server", "a", "--temp", "1"], "--temp goes only with MODEL."),
+        (["--budget", "9"], "--budget has no effect without --server or --running."),
+        (
+            ["--running", "plain=http://127.0.0.1:9", "--out", "a"],
+            "--out has no effect without MODEL.",
+        ),
+        (["--server", "a", "--temp", "1"], "--temp has no effect without MODEL."),
         (["--limit", "0"], "--limit"),
     ],
 )

@@ -48,7 +48,11 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
     assert tree.turns[1].record.n_reused == second["record"]["n_reused"]
     text = cli(*words, "--turns-answers", "anew").out
     assert "turn 2 after turn 1: And then?" in text
-    assert "tokens reused: " in text and "processed from" in text and "context checkpoints:" in text
+    assert (
+        "tokens reused: " in text
+        and "processed from" in text
+        and "context checkpoints: at " in text
+    )
     assert "2 turns: " in text and "as recorded" not in text
     control = cli(*words, "--no-cache-prompt").out
     assert "no prompt cache" in control
@@ -71,10 +75,16 @@ def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
     for words, problem in (
         (("--turns", turns, "-p", "x"), "A prompt cannot be combined with --turns."),
         (("--turns", turns, "--markdown"), "--markdown cannot be combined with --turns."),
-        (("-p", "x", "--turns-answers", "anew"), "--turns-answers goes only with --turns."),
-        (("-p", "x", "--no-cache-prompt"), "--no-cache-prompt goes only with --turns."),
-        (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints goes only with --turns."),
+        (("-p", "x", "--turns-answers", "anew"), "--turns-answers has no effect without --turns."),
+        (("-p", "x", "--no-cache-prompt"), "--no-cache-prompt has no effect without --turns."),
+        (("-p", "x", "--ctx-checkpoints", 2), "--ctx-checkpoints has no effect without --turns."),
         (("--turns", "missing.json"), "missing.json cannot be read"),
     ):
         found = cli("run", MTP, *words)
         assert found.status == 2 and problem in found.err
+
+
+def test_one_turn_is_no_plural(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text('["one two"]')
+    text = cli("run", MTP, "--turns", tmp_path / "one.json", *WORDS).out
+    assert text.startswith("1 turn, messages") and "\n1 turn: " in text

@@ -76,4 +76,4 @@ def test_words_of_the_command_are_quoted() -> None:
 def test_other_systems_are_told(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     outcome = cli("--install-desktop")
-    assert outcome.status == 2 and "are for Linux" in outcome.err and not home.exists()
+    assert outcome.status == 2 and "exist only on Linux" in outcome.err and not home.exists()

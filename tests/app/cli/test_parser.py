@@ -73,21 +73,42 @@ def test_every_command_takes_help_all(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["triage", ".", ".", "--compute", "q8"], "--compute goes only with --rescore."),
-        (["triage", ".", ".", "--demo", "--probe"], "--probe goes only with --server URL."),
-        (["rescore", ".", "--demo", "--timeout", "3"], "--timeout goes only with --server URL."),
-        (["acceptance", ".", "--run-b", "1"], "--run-b goes only with a second TRACE."),
-        (["drafter-diff", ".", ".", "-p", "a"], "-p goes only with a run that is decoded now."),
-        (["drafter-diff", ".", ".", "--compute", "q8"], "--compute goes only with --model."),
-        (["drafter-diff", ".", ".", "--spec-type", "none"], "--spec-type goes only with --model."),
-        (["run", "--demo", "-p", "a", "--from-seq=1"], "--from-seq goes only with --from TRACE."),
-        (["observe", "http://a", "-p", "a", "--assume-same"], "goes only with --rescore."),
-        (["observe", "http://a", "-p", "a", "--pass-unchanged"], "goes only with --listen."),
-        (["observe", "http://a", "--listen", "0", "-n9"], "-n goes only with prompts."),
-        (["bench", "forward", "--demo", "--draft", "1"], "--draft goes only with --splits."),
-        (["bench", "forward", "--demo", "--splits", "--outputs", "all"], "only with --steps."),
-        (["memory", "--demo", "--all", "-ngl", "1"], "-ngl goes only with --engine llama.cpp."),
-        (["compare", "--demo", "-p", "a", "-fa", "on"], "-fa goes only with a lane of llama.cpp."),
+        (["triage", ".", ".", "--compute", "q8"], "--compute has no effect without --rescore."),
+        (["triage", ".", ".", "--demo", "--probe"], "--probe has no effect without --server URL."),
+        (
+            ["rescore", ".", "--demo", "--timeout", "3"],
+            "--timeout has no effect without --server URL.",
+        ),
+        (["acceptance", ".", "--run-b", "1"], "--run-b has no effect without a second TRACE."),
+        (
+            ["drafter-diff", ".", ".", "-p", "a"],
+            "-p has no effect without a run that is decoded now.",
+        ),
+        (["drafter-diff", ".", ".", "--compute", "q8"], "--compute has no effect without --model."),
+        (
+            ["drafter-diff", ".", ".", "--spec-type", "none"],
+            "--spec-type has no effect without --model.",
+        ),
+        (
+            ["run", "--demo", "-p", "a", "--from-seq=1"],
+            "--from-seq has no effect without --from TRACE.",
+        ),
+        (["observe", "http://a", "-p", "a", "--assume-same"], "has no effect without --rescore."),
+        (["observe", "http://a", "-p", "a", "--pass-unchanged"], "has no effect without --listen."),
+        (["observe", "http://a", "--listen", "0", "-n9"], "-n has no effect without prompts."),
+        (["bench", "forward", "--demo", "--draft", "1"], "--draft has no effect without --splits."),
+        (
+            ["bench", "forward", "--demo", "--splits", "--outputs", "all"],
+            "no effect without --steps.",
+        ),
+        (
+            ["memory", "--demo", "--all", "-ngl", "1"],
+            "-ngl has no effect without --engine llama.cpp.",
+        ),
+        (
+            ["compare", "--demo", "-p", "a", "-fa", "on"],
+            "-fa has no effect without a lane of llama.cpp.",
+        ),
     ],
 )
 def test_an_option_without_an_effect_is_refused(cli: Cli, words: list[str], said: str) -> None:
@@ -122,7 +143,7 @@ def test_a_value_that_cannot_be_is_refused_at_once(cli: Cli, words: list[str], s
         (["run", "--demo", "-fa", "on", "-p", "a"], "-fa has no counterpart here: attention"),
         (["run", "--demo", "-p", "a", "-fa"], "-fa has no counterpart here: attention"),
         (["run", "-hf", "a/b", "-p", "a"], "-hf has no counterpart here: nothing is downloaded"),
-        (["info", "--demo", "-cb"], "-cb has no counterpart here: sequences"),
+        (["info", "--demo", "-cb"], "-cb has no counterpart here: continuous"),
         (["run", "--demo", "-p", "a", "--n-max", "3"], "--n-max is --spec-draft-n-max here."),
         (["run", "--demo", "-p", "a", "--spec-type", "MTP"], "unknown. Choose from draft-mtp."),
         (["run", "--demo", "-p", "a", "--spec-type", "eagle3"], "Choose from draft-eagle3."),
@@ -134,7 +155,10 @@ def test_a_value_that_cannot_be_is_refused_at_once(cli: Cli, words: list[str], s
             ["run", "--demo", "-p", "a", "--spec-draft-sampling", "probabilistic"],
             "--spec-draft-sampling is --spec-accept (rejection for probabilistic",
         ),
-        (["tokenize", "--n-gpu-layers", "1"], "here, which draftscope tokenize does not take."),
+        (
+            ["tokenize", "--n-gpu-layers", "1"],
+            "here, but draftscope tokenize does not have that option.",
+        ),
         (["run", "--spec-draft-nmax", "3"], "Did you mean --spec-draft-n-max?"),
         (["bench", "forward", "--demo", "--step", "3"], "Did you mean --steps?"),
         (["bench", "--w1", "--demo"], "Did you mean draftscope bench w1?"),

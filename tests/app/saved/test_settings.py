@@ -197,7 +197,7 @@ def test_one_that_no_room_is_left_for_is_not_kept(monkeypatch: pytest.MonkeyPatc
     write(version=VERSION + 5, window__theme="dark")
     monkeypatch.setattr(files, "synced", full)
     settings = Settings()
-    assert "could not be copied" in settings.note
+    assert "No copy of them" in settings.note
     assert settings.theme == "system"
 
 

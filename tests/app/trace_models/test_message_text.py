@@ -16,8 +16,8 @@ from app.trace_models.shown_text import in_window
             "Raise “n_rs_seq”, or try “rollback” carry.",
         ),
         (
-            "Choose a file that `draftscope help observe` lists, or say --as NAME.",
-            "Choose a file that Help (Shift+F1) lists.",
+            "See `draftscope help observe`, or name its format with --as NAME.",
+            "See Help (Shift+F1).",
         ),
         ("Compare with --compute f32; a re-run, 3 - c, x-c.", None),
     ],

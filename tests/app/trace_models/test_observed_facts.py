@@ -35,7 +35,7 @@ def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
         "draft probabilities, snapshot slots"
     )
     assert effective(RunFacts(FACTS)).splitlines() == [
-        "source: llama-server b1-0c1e570, asked by this window, http://127.0.0.1:8080",
+        "source: llama-server b1-0c1e570, requested by this window, http://127.0.0.1:8080",
         "model: demo.gguf",
         "drafting: draft-mtp",
         "request: /completion, n_predict 9, seed 7",

@@ -108,8 +108,8 @@ def test_the_first_token_that_differs_is_named() -> None:
     assert text_difference(store, first, parted) == (
         "The texts differ at token 3, position 3: “c” in run 0, “x” in run 2."
     )
-    assert text_difference(store, shorter, first) == "Same text for 2 tokens, all that run 3 has."
-    assert text_difference(store, first, prompted) == "The prompts differ, so the texts do too."
+    assert text_difference(store, shorter, first) == "Same text for 2 tokens, all tokens of run 3."
+    assert text_difference(store, first, prompted) == "The prompts differ, and therefore the texts."
     assert text_difference(store, first, empty) == ""
 
 
@@ -198,7 +198,7 @@ def test_prompts_differ_only_where_both_runs_have_them() -> None:
     assert run_comparison.text_difference(one.run, two.run).startswith("Same text")
     one.prompt(["another"], seq_id=1)
     said = run_comparison.text_difference(one.run, two.run)
-    assert said == "The prompts of sequence 1 differ, so the texts do too."
+    assert said == "The prompts of sequence 1 differ, and therefore the texts."
 
 
 def test_no_name_of_a_figure_is_cut(qtbot: QtBot) -> None:

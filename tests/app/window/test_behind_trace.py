@@ -110,7 +110,7 @@ def test_a_break_leaves_the_trace_on_show(behind: MainWindow, qtbot: QtBot) -> N
     trigger(behind, "run.start")
     wait(qtbot, behind, State.PAUSED)
     assert behind.feed.run == shown and behind.feed.cursor is None
-    (banner,) = [b for b in behind.banners.banners if "A break rule held" in b.message]
+    (banner,) = [b for b in behind.banners.banners if "A break rule matched" in b.message]
     banner.offer_buttons[0].click()
     assert behind.feed.run == behind.bridge.live
     assert behind.feed.cursor is not None

@@ -95,7 +95,7 @@ def test_a_rule_pauses_the_run_and_says_where(loaded: MainWindow, qtbot: QtBot) 
     loaded.actions_by_id["run.start"].trigger()
     wait(qtbot, loaded, State.PAUSED)
     # the fake accepts 1, 2, 3, 0 of three tokens in turn, from round 1 on
-    said = "A break rule held, depth >= 2: round 1, sequence 0, depth 2 ≤ n_rs_seq 3."
+    said = "A break rule matched: depth >= 2: round 1, sequence 0, depth 2 ≤ n_rs_seq 3."
     assert [b.message for b in loaded.banners.banners] == [said]
     assert loaded.feed.cursor is not None and loaded.feed.cursor.round == 1
     assert "round 1" in loaded.breaks.message
@@ -346,4 +346,4 @@ def test_the_run_panel_remembers_its_open_groups(
 
 def test_the_key_of_what_is_disabled_says_what_it_needs(window: MainWindow, qtbot: QtBot) -> None:
     qtbot.keyClick(window, Qt.Key.Key_X)
-    assert window.status.currentMessage().startswith("X needs a comparison that has come apart")
+    assert window.status.currentMessage().startswith("X needs a comparison that has diverged")

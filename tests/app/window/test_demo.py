@@ -215,7 +215,7 @@ def test_a_run_goes_on_from_a_token_with_other_options(
     assert parent is not None
     window.feed.move_cursor(None)
     window.actions_by_id["run.fork"].trigger()
-    assert any("No place is chosen" in message for message in messages(window))
+    assert any("No position is chosen" in message for message in messages(window))
     out = np.flatnonzero(np.isin(tokens.texts("kind"), EMITTED_KINDS))
     pos, round_ = (int(tokens.column(name)[out[40]]) for name in ("pos", "round"))
     window.feed.move_cursor(Position(parent, 0, round_, pos))

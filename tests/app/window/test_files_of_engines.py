@@ -88,7 +88,7 @@ def test_two_captures_are_laid_over_each_other_and_over_a_run_of_a_server(
     with job_ends(qtbot, at_servers.bridge, DiffDrafters):
         trigger(at_servers, "run.drafter_diff")
     (said,) = messages(at_servers)
-    assert said.startswith("info: No cause: drafts, rule and counts agree"), said
+    assert said.startswith("info: No cause found: drafts, acceptance rule and counts agree"), said
     assert "B is run 0 of mtp.json.gz" in said
     at_servers.banners.banners[0].findChildren(QPushButton)[0].click()
     assert "drafts after the same text are equal" in QGuiApplication.clipboard().text()
@@ -165,7 +165,7 @@ def test_a_run_is_rescored_once_the_user_says_that_the_model_is_the_same(
     (banner,) = at_servers.banners.banners
     assert "Nothing tells" in banner.message and at_servers.bridge.state is State.READY
     assert opened == [model_file]
-    next(b for b in banner.findChildren(QPushButton) if "all the same" in b.text()).click()
+    next(b for b in banner.findChildren(QPushButton) if "anyway" in b.text()).click()
     until(qtbot, lambda: any("3 tokens re-scored in f32" in text for text in messages(at_servers)))
     assert rescored == [at_servers.feed.run] * 2 and opened == [model_file] * 2
     trigger(at_servers, "run.rescore")

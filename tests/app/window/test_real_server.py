@@ -51,7 +51,7 @@ def test_a_run_is_that_of_the_log_and_its_tokens_are_the_models(
         monkeypatch.setattr("app.window.run_control.ask_model", lambda *_: DEMO_TARGET)
         trigger(window, "run.rescore")
         qtbot.waitUntil(lambda: bool(messages(window)))
-        assert "none that the model cannot have chosen" in messages(window)[0]
+        assert "all of them possible choices of the model" in messages(window)[0]
         emitted = [kind in EMITTED_KINDS for kind in tokens.texts("kind")]
         p = tokens.column("target_p")[emitted]
         assert len(p) == 96 and (p > 0).all()

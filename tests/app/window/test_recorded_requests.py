@@ -77,10 +77,10 @@ def test_a_copied_text_opens_like_its_file_and_another_is_refused_in_a_sentence(
     clipboard.setText("Dear all,\nthe meeting is at ten.")
     with job_ends(qtbot, window.bridge, ReadText):
         paste.trigger()
-    assert any("Pasted text 3 is nothing that" in text for text in messages(window))
+    assert any("Pasted text 3 is not recognised" in text for text in messages(window))
     clipboard.clear()
     paste.trigger()
-    assert any("Nothing was copied" in text for text in messages(window))
+    assert any("The clipboard has nothing" in text for text in messages(window))
 
 
 def test_runs_of_an_archive_have_the_names_of_their_files(
@@ -98,7 +98,7 @@ def test_runs_of_an_archive_have_the_names_of_their_files(
         assert f"server's log, {name}" in effective(run.facts, run)
     (tokens,) = window.findChildren(TokensView)
     said = tokens.currentWidget().words[1]
-    assert "Files of it not read: 1. README.md is nothing" in said and "--as" not in said
+    assert "Unread files in it: 1. The format of README.md" in said and "--as" not in said
 
 
 def table(window: MainWindow) -> RunTable:

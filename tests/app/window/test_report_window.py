@@ -71,7 +71,7 @@ def test_a_comparison(
     (show,) = [one for one in banner.findChildren(QPushButton) if one.text() == "&Open"]
     show.click()
     assert [url.toLocalFile() for url in opened] == [str(page)]
-    assert any("Nothing on this desktop opens" in message for message in messages(window))
+    assert any("No program on this desktop opens" in message for message in messages(window))
     run = window.feed.run
     assert run is not None
     qtbot.waitUntil(lambda: f", {run.facts['lane']}" in window.status.texts["model"])

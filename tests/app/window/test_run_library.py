@@ -173,7 +173,7 @@ def test_what_is_deleted_comes_back_and_a_run_that_goes_on_stays(
     wait(qtbot, window, State.PAUSED)
     window.runs.delete_asked.emit([row.run for row in rows(window)] + [window.bridge.live])
     assert [row.run for row in rows(window)] == [window.bridge.live]
-    assert "info: Run 3 goes on: stop it first." in messages(window)
+    assert "info: Run 3 is in progress: stop it first." in messages(window)
     window.runs.undo.click()
     trigger(window, "run.stop")
     wait(qtbot, window, State.READY)
@@ -352,7 +352,7 @@ def test_one_run_is_exported_with_its_lanes(
         assert button.text() == "Open &Folder"
         button.click()
         assert opened[-1] == str(folder)
-        assert f"warning: Nothing on this desktop opens {folder}." in " ".join(messages(loaded))
+        assert f"warning: No program on this desktop opens {folder}." in " ".join(messages(loaded))
 
 
 def test_a_number_is_saved_with_its_run_and_not_before(

@@ -12,9 +12,10 @@ from pytestqt.qtbot import QtBot
 from app.engine_thread.events import State
 from app.panels.tokens.end_card import COMPARE, FINDING, TUNE, EndCard, NextStep, RunEnd, run_end
 from app.trace_models.run_facts import LiveNumbers
-from app.window.run_status import duration_text, progress_text
+from app.window.run_status import progress_text
 from app.window.window import MainWindow
 from engine.analysis.run_cost import PlainRatio
+from engine.plain_text import duration_text
 from engine.report.run import why_it_ended
 from engine.trace.facts import RequestFacts
 from engine.trace.run_ref import RunRef
@@ -65,8 +66,8 @@ def test_a_full_context_tells_what_was_asked_for_and_what_came() -> None:
     run = ended(["context"], n_ctx=64)
     n = LiveNumbers.read(run.store, 0).tokens
     assert why_it_ended(run) == (
-        f"The run filled the context of 64 tokens: {n} of 100 tokens asked for came; "
-        "a larger context takes more."
+        f"The run filled the context of 64 tokens after {n} of 100 requested tokens; "
+        "raise -c for more."
     )
 
 
@@ -130,7 +131,7 @@ def test_the_next_step_is_the_gravest_finding_else_by_the_figures() -> None:
         ([(11.0, 10.0), (13.6, 10.0), (12.0, 10.0)], "1.10 to 1.36× plain decoding in 3 pairs"),
         (
             [(13.5, 10.0), (10.4, 10.0), (6.0, 10.0)],
-            "no difference to plain decoding shown (0.60 to 1.35× in 3 pairs)",
+            "no clear difference from plain decoding (0.60 to 1.35× in 3 pairs)",
         ),
         ([(13.5, 10.0), (10.4, 10.0)], None),
         ([(13.5, 10.0), (10.4, 10.0), (10.0, 0.0)], None),

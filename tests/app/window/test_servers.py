@@ -195,7 +195,7 @@ def test_a_run_at_a_server_is_that_of_its_counters(
     assert not {"run.compare", "run.measure_fidelity", "run.pause", "run.step"} & enabled(
         at_servers
     )
-    assert "no logits" in at_servers.actions_by_id["run.compare"].toolTip()
+    assert "does not report logits" in at_servers.actions_by_id["run.compare"].toolTip()
     run(qtbot, at_servers)
     assert "def" in shown_text(at_servers) or len(shown_text(at_servers)) > 100
     shown = at_servers.feed.run
@@ -230,7 +230,7 @@ def test_what_a_request_cannot_set_is_greyed_with_the_reason(
     assert panel.drafter.isEnabled() and panel.note.isHidden()
     assert panel.n_max.value() == 7
     until(qtbot, lambda: at_servers.bridge.state is State.EMPTY)
-    assert at_servers.feed.run is not None, "what was observed stays"
+    assert at_servers.feed.run is not None, "recorded runs are kept"
 
 
 def test_a_server_that_loads_is_waited_for_and_can_be_given_up(
@@ -239,7 +239,7 @@ def test_a_server_that_loads_is_waited_for_and_can_be_given_up(
     with ScriptedServer("mtp", loading=10**6) as server:
         window = make_window(Bridge(engine, servers=ServerEngine(look_s=0.05)))
         window.control.connect_server(server.url)
-        until(qtbot, lambda: "loads its model" in window.status.phase.text())
+        until(qtbot, lambda: "is loading its model" in window.status.phase.text())
         assert window.bridge.state is State.LOADING
         assert f"connecting to {server.url}" in window.status.texts["model"]
         window.status.cancel_asked.emit()
@@ -265,7 +265,7 @@ def test_a_key_is_asked_for_and_then_kept_for_the_session(
         assert "does not accept the API key" in message
         connect(qtbot, at_servers, server.url, KEY)
         assert "no keyring" in "".join(messages(at_servers))
-        assert "this session only" in at_servers.model_map.server.facts["key"]
+        assert "only for this session" in at_servers.model_map.server.facts["key"]
         disconnect(qtbot, at_servers)
         connect(qtbot, at_servers, server.url)
         run(qtbot, at_servers)
@@ -325,7 +325,7 @@ def test_stop_ends_the_request_at_the_server_and_keeps_what_arrived(
 ANSWERS: dict[str, tuple[Callable[[list[bytes]], Reply], int, str]] = {
     "cut": (lambda p: Reply(cut(p, 40)), 5, "before the answer was complete"),
     "error inside": (lambda p: Reply(server_error(p, 40, "out of memory")), 5, "out of memory"),
-    "html": (lambda p: WEB_PAGE, 0, "not a llama-server"),
+    "html": (lambda p: WEB_PAGE, 0, "llama-server does not send"),
     "500": (lambda p: error_reply(500, "it broke"), 0, "it broke"),
     "too long": (
         lambda p: error_reply(

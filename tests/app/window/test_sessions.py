@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PySide6.QtCore import QMimeData, Qt, QUrl
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QFileDialog, QLineEdit
 from pytestqt.qtbot import QtBot
 
 from app.engine_thread.bridge import Bridge
@@ -117,7 +117,7 @@ def test_several_are_opened_and_what_is_left_is_named(
         assert drop(window, folder / "tokens.csv", folder, notes, other)
     assert list(window.bridge.opened.values()) == [folder, other]
     (message,) = messages(window)
-    assert message.startswith("error: notes.txt is nothing that")
+    assert message.startswith("error: The format of notes.txt is not recognised")
 
 
 def test_while_files_hover_no_readers_are_imported(
@@ -127,7 +127,63 @@ def test_while_files_hover_no_readers_are_imported(
     (notes := tmp_path / "notes.txt").write_text("milk, bread\n")
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(str(path)) for path in (notes, folder / "rounds.csv")])
-    assert what_is(data) == ([], [], [notes, folder])
+    assert what_is(data) == ([], [], [notes, folder], [])
+
+
+def models_in(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(b"fake")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "opened"),
+    [
+        (("README.md", "only.gguf"), "only.gguf"),
+        (("m-00001-of-00002.gguf", "m-00002-of-00002.gguf"), "m-00001-of-00002.gguf"),
+    ],
+)
+def test_the_only_model_of_a_dropped_folder_is_opened(
+    window: MainWindow,
+    engine: FakeEngine,
+    qtbot: QtBot,
+    tmp_path: Path,
+    names: tuple[str, ...],
+    opened: str,
+) -> None:
+    models = models_in(tmp_path / "models", *names)
+    assert drop(window, models)
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+    assert [target for target, *_ in engine.opened] == [models / opened]
+    assert not messages(window)
+
+
+def test_of_several_models_in_a_dropped_folder_one_is_chosen_there(
+    window: MainWindow,
+    qtbot: QtBot,
+    tmp_path: Path,
+    model_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models, asked = models_in(tmp_path / "models", "a.gguf", "b.gguf"), list[str]()
+
+    def choose(_: object, title: str, folder: str, accepted: str) -> tuple[str, str]:
+        asked.append(folder)
+        return str(model_file), accepted
+
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", choose)
+    assert drop(window, models)
+    assert not asked, "the drag's source would wait"
+    qtbot.waitUntil(lambda: window.bridge.state is State.READY)
+    assert asked == [str(models)]
+
+
+def test_a_folder_of_a_trace_with_models_is_a_trace(folder: Path) -> None:
+    (folder / "a.gguf").write_bytes(b"fake")
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(folder))])
+    assert what_is(data) == ([], [], [folder], [])
 
 
 def test_one_that_cannot_be_read_does_not_keep_the_others_back(
@@ -169,7 +225,7 @@ def test_of_what_cannot_be_opened_its_reader_says_why(
     with job_ends(qtbot, window.bridge, ReadTrace):
         assert drop(window, notes)
     (message,) = messages(window)
-    assert "notes.txt is nothing that" in message
+    assert "notes.txt is not recognised" in message
     assert window.status.currentMessage() == ""
 
 
@@ -438,7 +494,7 @@ def test_a_model_opened_over_kept_runs_says_where_they_are(
     qtbot.waitUntil(lambda: window.bridge.can_start)
     assert window.tokens.currentWidget() is window.tokens.empty
     title, text = window.tokens.empty.words
-    assert title == "No run on show" and text.endswith("One run is kept in Runs.")
+    assert title == "No run shown" and text.endswith("One run is kept in Runs.")
 
 
 def test_a_damaged_one_is_told_and_the_rest_opens(

@@ -196,7 +196,7 @@ def test_a_run_is_named_by_its_number_from_its_first_moment(
         if run is None:
             return
         empty, rollback = loaded.divergence._empty.words[0], said(loaded.docks["rollback"])
-        seen.append([loaded.status.texts["model"].partition("on show: ")[2], rollback, empty])
+        seen.append([loaded.status.texts["model"].partition("shown: ")[2], rollback, empty])
 
     loaded.feed.run_shown.connect(look)
     loaded.run_panel.prompt.setPlainText("def f")

@@ -63,7 +63,7 @@ def test_tokens_that_the_draft_model_lacks() -> None:
         draft(store, round_, 3 * (not lacks), "unknown-token" * lacks, "draft-simple")
     (found,) = sentences(store)
     assert found.startswith("draft-simple found no draft in 1 of 4 rounds, mostly unknown-token: ")
-    assert found.endswith("the draft model lacks the newest token.")
+    assert found.endswith("the draft model does not have the newest token.")
     assert why_not(store, 0)[0].place == (0, 3)
 
 
@@ -149,7 +149,7 @@ def test_output_that_is_invalid() -> None:
         spec=SpecOptions(types=("draft-mtp",)), faults=("stale-plane", "stale-logits")
     )
     assert sentences(store_of(options, synthetic=True)) == [
-        "Synthetic acceptance: chance accepts the drafts, output invalid.",
+        "Synthetic acceptance: drafts are accepted at random, the output is invalid.",
         "2 faults are switched on: stale-plane, stale-logits. The output may be wrong.",
     ]
 

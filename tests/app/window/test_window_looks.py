@@ -226,7 +226,7 @@ def test_report_names_versions_model_and_log(loaded: MainWindow) -> None:
 def test_unexpected_errors_and_old_crashes_are_banners(window: MainWindow) -> None:
     window.show_unexpected("ValueError: odd")
     window.show_crash("Fatal Python error: Segmentation fault")
-    assert messages(window)[0].startswith("error: Something unexpected happened: ValueError: odd.")
+    assert messages(window)[0].startswith("error: Unexpected error: ValueError: odd.")
     window.banners.banners[1].offer_buttons[0].click()
     assert "Segmentation" in QGuiApplication.clipboard().text()
 

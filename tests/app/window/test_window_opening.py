@@ -56,7 +56,7 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
     engine.gate.clear()
     window.open_model(model_file)
     qtbot.waitUntil(lambda: window.status.progress_shown)
-    assert window.tokens.empty.words[1] == "The model is being loaded."
+    assert window.tokens.empty.words[1] == "The engine is busy, as the status line says."
     window.status.cancel_asked.emit()
     wait(qtbot, window, State.INSPECTED)
     assert "Load weights" in window.tokens.empty.words[1], "Run is disabled"
@@ -138,7 +138,7 @@ def test_a_mixed_drop_opens_all_of_it_and_the_trace_is_on_show(
     assert engine.opened == [(parts, (model_file,), "auto")]
     assert window.bridge.trace_folder == folder and "run.start" in enabled(window)
     qtbot.waitUntil(lambda: bool(messages(window)))
-    assert ["notes.txt is nothing that" in text for text in messages(window)] == [True]
+    assert ["notes.txt is not recognised" in text for text in messages(window)] == [True]
 
 
 def test_the_trace_opens_and_the_message_stays_where_its_model_cannot_be_loaded(
@@ -229,7 +229,7 @@ def test_what_is_asked_while_the_model_loads_begins_when_it_is_in_use(
     window.open_model(model_file)
     wait(qtbot, window, State.LOADING)
     trigger(window, action)
-    assert "begins when the model is loaded" in said(window)
+    assert "starts when the model is loaded" in said(window)
     assert action not in enabled(window)
     assert "run.stop" in enabled(window)
     engine.gate.set()

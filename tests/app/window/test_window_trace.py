@@ -90,7 +90,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     loaded.runs.run_selected.emit(model.rows[0].run)
     assert loaded.feed.run is not None and loaded.feed.run.store is old
     assert loaded.runs.model.shown == model.rows[0].run
-    assert loaded.status.texts["model"] == "other · Q8_0 · f32 · ready · on show: run 0 of model"
+    assert loaded.status.texts["model"] == "other · Q8_0 · f32 · ready · shown: run 0 of model"
     stores: list[object] = []
     with monkeypatch.context() as patched:
         patched.setattr(loaded.bridge, "ask", lambda job, _then: stores.append(job.store))
@@ -102,7 +102,7 @@ def test_runs_of_the_model_before_are_listed_shown_and_exported(
     trigger(loaded, "run.start")
     wait(qtbot, loaded, State.READY)
     assert loaded.feed.run.store is loaded.bridge.session_store is not old
-    assert loaded.status.texts["model"] == "other · Q8_0 · f32 · ready · on show: run 2"
+    assert loaded.status.texts["model"] == "other · Q8_0 · f32 · ready · shown: run 2"
 
 
 def test_export_folder_names_are_free(tmp_path: Path) -> None:

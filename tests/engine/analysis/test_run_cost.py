@@ -100,7 +100,7 @@ def test_no_verdict_inside_the_spread() -> None:
     lane(store, "planes", [4.0, 6.0, 5.0, 4.5, 3.0, 7.0, 4.0])
     lane(store, "ring", [6.0, 4.0, 5.1, 4.0, 3.5, 5.0, 4.1])
     words = cost_sentence(costs(store), 1)
-    assert words.startswith("No difference shown between the times of planes and ring: ")
+    assert words.startswith("No significant difference between the times of planes and ring: ")
 
 
 def test_a_turn_of_another_program_is_no_cost_of_a_lane(store: TraceStore) -> None:

@@ -259,7 +259,7 @@ def test_evidence_says_what_it_costs(monkeypatch):
     options = options_for("draft-mtp")
     (found,) = audited(opened("draft-mtp"), play("draft-mtp", options), options)
     assert (found.round, found.what) == (1, "shifted")
-    assert "tokens of one position after; 2 of 2 drafts made again differ" in found.evidence
+    assert "tokens of one position after; 2 of 2 recomputed drafts differ" in found.evidence
     assert "with a right state" in found.evidence
 
 

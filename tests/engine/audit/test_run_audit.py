@@ -321,7 +321,7 @@ def test_by_default_only_short_runs_are_audited() -> None:
     ("n", "why"),
     [
         (24, ""),
-        (8, "Not audited because its prompt is longer than its text may become"),
+        (8, "Not audited because its prompt is longer than the text that it may generate"),
         (4096, "Not audited because it may have more than 2,048 tokens"),
         (-1, "Not audited because it has no limit of tokens"),
     ],

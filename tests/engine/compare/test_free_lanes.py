@@ -164,9 +164,9 @@ def test_a_drafter_is_not_shared() -> None:
         def draft(self, requests) -> list[Draft]:
             return [Draft() for _ in requests]
 
-    with pytest.raises(OptionError, match="cannot share the drafter"):
+    with pytest.raises(OptionError, match="cannot share the given drafter"):
         Comparison(session(MTP), prompt_of(MTP), options_of(8), specs("ring,free"), drafter=Mute())
-    with pytest.raises(OptionError, match="given together with a drafter"):
+    with pytest.raises(OptionError, match="and a drafter are both given"):
         Comparison(session(MTP), prompt_of(MTP), options_of(8, "draft-mtp"), draft_accept=(1,))
     assert tokens_of(decode(session(MTP), [prompt_of(MTP)], options_of(2)))
 

@@ -63,7 +63,7 @@ def test_the_default_lanes() -> None:
         ("planes,fault=gremlin", "--fault gremlin is unknown"),
         ("planes,kv=shared", "--kv shared is unknown"),
         ("checkpoint,checkpoint_device=moon", "--checkpoint-device moon is unknown"),
-        ("checkpoint,replay=verify", "replay=verify chooses tokens of its own"),
+        ("checkpoint,replay=verify", "replay=verify samples its own tokens"),
         ("planes,compute=fp8", "compute 'fp8' is unknown"),
         ("planes,cache_type_s=fp8", "--cache-type-s fp8 is unknown"),
         ("planes,compute=auto", "compute 'auto' is unknown"),
@@ -154,9 +154,9 @@ def test_types_of_states_are_a_mode_too() -> None:
 @pytest.mark.parametrize(
     ("texts", "what"),
     [
-        (("reference,cache_type_s=f32",), "is what the reference lane is"),
+        (("reference,cache_type_s=f32",), "equals the reference lane"),
         (("ring", "ring"), "'ring' is given twice"),
-        (("reference,compute=f32",), "is what the reference lane is"),
+        (("reference,compute=f32",), "equals the reference lane"),
         (("reference,compute=int8", "reference, compute=int8"), "is given twice"),
     ],
 )

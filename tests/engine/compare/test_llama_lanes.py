@@ -171,7 +171,7 @@ def test_planes_are_shown_on_request(fake: FakeLlama) -> None:
         (4, 3, "fresh", 3),
     ]
     assert not found_in(comparison, lane)
-    with pytest.raises(OptionError, match="reads the planes of one sequence alone"):
+    with pytest.raises(OptionError, match="can read the planes of only one sequence"):
         compared(fake, lane, prompts=2)
 
 
@@ -220,7 +220,7 @@ def test_a_plain_lane_that_fails_stops_those_that_it_leads(fake: FakeLlama) -> N
     [
         ("llama.cpp,rollback=ring", "rollback 'ring' is unknown"),
         ("llama.cpp,rollback=checkpoint,n_rs_seq=3", "'n_rs_seq' is not a setting of rollback="),
-        ("llama.cpp,rollback=planes,n_rs_seq=0", "not a whole number from 1"),
+        ("llama.cpp,rollback=planes,n_rs_seq=0", "not a whole number of 1 or more"),
         ("llama.cpp,rollback=planes,n_rs_seq", "'n_rs_seq' is not a setting"),
         ("llama.cpp,rollback=planes,undo=all", "undo 'all' is unknown"),
         ("llama.cpp,device", "rollback '' is unknown"),

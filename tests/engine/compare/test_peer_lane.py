@@ -152,7 +152,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_file(fake: FakeLlama) -> None:
     opened = session(MTP)
     bare = Session(opened.model, opened.info, opened.tokenizer, None, {})
-    with pytest.raises(OptionError, match="came from no file"):
+    with pytest.raises(OptionError, match="was not loaded from a file"):
         Comparison(bare, prompt_of(MTP), options_of(4, "draft-mtp"), [PEER_LANE])
 
 

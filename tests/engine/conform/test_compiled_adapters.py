@@ -261,7 +261,7 @@ def test_what_needs_a_gpu_is_named_and_not_played(tmp_path):
     (seen,) = runner.run(name, place, seed=1, device="cpu", only=["causal_conv1d_update"])
     assert seen.needs.startswith("needs a CUDA device: ")
     (seen,) = runner.run(name, place, seed=1, device="cuda", only=["causal_conv1d_update"])
-    assert "as it is installed" in seen.needs
+    assert "to be installed" in seen.needs
     from engine.conform import report
 
     assert "not checked: causal_conv1d_update conv: needs" in "\n".join(report.lines([seen], place))

@@ -18,7 +18,7 @@ def test_the_script_shows_the_fault_of_another_place(tmp_path, capsys):
     arguments = ("conform", f"{path}:adapter", "--checks", "depths")
     assert main([*arguments, "--script", str(script), "--html", str(html)]) == 1
     assert "stale-column" in capsys.readouterr().out
-    assert "Distance of the state" in html.read_text()
+    assert "Difference of the state" in html.read_text()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     command = [sys.executable, "-P", str(script)]

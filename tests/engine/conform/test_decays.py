@@ -10,6 +10,8 @@ from engine.conform.decays import Log, decays
 from engine.conform.reference import play, token
 from tests.engine.conform.drawn_rows import SHAPES, drawn
 
+OF_BLOCK = "with the beta at their place in the block that wrote it"
+
 
 def test_passes_that_write_over_the_oldest_rows_of_a_log_wrap_wrongly():
     source = Source(SHAPES["gdn"], 1)
@@ -71,6 +73,47 @@ def test_a_block_of_a_chunks_inverse_may_be_left_out(recurrence, below):
     said = [w for _, w, one in ways if torch.allclose(torch.stack(one[0]), seen, atol=1e-7)]
     words = "of the chunk's inverse, rows 16 to 31, columns 0 to 15 are left out"
     assert words + ", and so in those below" * below in said
+
+
+def test_one_value_of_a_few_rows_inverse_may_be_wrong():
+    shape, state, rows, log, off = chunk(4)
+    inverse = torch.linalg.inv(torch.eye(4, dtype=torch.float64) + off)
+    pairs = ((w[0], row["key"][0]) for w, row in zip(log.writes, log.rows, strict=True))
+    wrote = torch.stack([write.T @ key / key.square().sum() for write, key in pairs])
+    alone = torch.linalg.solve(inverse, wrote)
+    inverse[2, 0] = -off[2, 0]
+    inverse[3, 0] = -off[3, :3] @ inverse[:3, 0]
+    seen = written(log, inverse @ alone)
+    ways = decays(shape, state, rows, False)
+    said = [w for _, w, one in ways if torch.allclose(torch.stack(one[0]), seen, atol=1e-7)]
+    words = "of the chunk's inverse, rows 2 to 2, columns 0 to 0 have the first power"
+    assert any(w.startswith(words) and w.endswith(", and so in those below") for w in said)
+
+
+@pytest.mark.parametrize(
+    ("n", "row", "words"),
+    [
+        (3, None, "what earlier rows wrote without beta"),
+        (3, lambda i, j: j, "what earlier rows wrote with the beta of the row that wrote it"),
+        (
+            33,
+            lambda i, j: j // 16 * 16 + i % 16 if j < i // 16 * 16 else i,
+            f"what rows of earlier blocks of 16 wrote {OF_BLOCK}",
+        ),
+    ],
+)
+def test_corrections_may_take_what_rows_wrote_times_another_beta(n, row, words):
+    shape, state, rows, log, off = chunk(n)
+    pairs = ((w[0], r["key"][0]) for w, r in zip(log.writes, log.rows, strict=True))
+    wrote = torch.stack([write.T @ key / key.square().sum() for write, key in pairs])
+    one, beta = torch.eye(n, dtype=torch.float64), [float(r["beta"][0]) for r in log.rows]
+    alone = (one + off) @ wrote
+    for i, j in torch.ones(n, n).tril(-1).nonzero().tolist():
+        off[i, j] *= (beta[row(i, j)] if row else 1.0) / beta[i]
+    seen = written(log, torch.linalg.solve(one + off, alone))
+    ways = decays(shape, state, rows, False)
+    said = [w for _, w, made in ways if torch.allclose(torch.stack(made[0]), seen, atol=1e-7)]
+    assert f"corrections see {words}" in said
 
 
 def test_outputs_may_see_what_later_rows_write():

@@ -3,6 +3,7 @@ is named with its place."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,15 @@ from engine.conform.adapters import own
 from engine.conform.cases import Source
 from engine.conform.causes import Situation
 from engine.conform.checks import Fault, Player, check
-from engine.conform.decays import Log, decays
-from engine.conform.mistakes import formulas, in_parts, layouts, row_by_row, strides
+from engine.conform.decays import ALIKE, Log, decays
+from engine.conform.mistakes import (
+    formulas,
+    in_parts,
+    layouts,
+    of_other_channels,
+    row_by_row,
+    strides,
+)
 from engine.conform.passes import SCRIPTS
 from engine.conform.reference import Reference, play, step, terms, token
 from engine.conform.replays import placed
@@ -103,6 +111,7 @@ def test_a_formula_a_decay_or_a_count_is_named_with_its_place(adapter, recurrenc
         (held.KeepsCount, "subsets", "other-sequence", "right where no sequence begins in another"),
         (held.LateStale, "depths", "stale-column", "with zeros there round 1 is wrong: state"),
         (held.NoOneRow, "lengths", "unused-memory", "no output is written for rows all of 1"),
+        (held.CutByFirst, "lengths", "other-sequence", "no output is written for rows"),
         (held.AllLost, "lengths", "state-not-committed", "leave the state after 1, 2, 0"),
         (form.Forgotten, "depths", "unused-memory", "from memory that was never written"),
     ],
@@ -287,6 +296,47 @@ def test_a_block_of_a_state_in_anothers_place_is_a_wrong_tile():
     seen = torch.cat([state[:, :16], state[:, :16]], 1)
     said = [(c, w) for c, w, made in layouts(shape, state) if torch.equal(made, seen)]
     assert said == [("wrong-tile", "key channels 16 to 31 are those of 0 to 15, of the state")]
+
+
+def test_a_block_of_keys_in_anothers_place_is_a_wrong_tile():
+    shape, state, rows = drawn("gdn", 2, d_k=64)
+    log = Log(shape, state, rows)
+    seen = state
+    for row, write in zip(log.rows, log.writes, strict=True):
+        value = (write * row["key"][:, :, None]).sum(1) / row["key"].square().sum(1, keepdim=True)
+        key = row["key"][:, [*range(32), *range(32)]]
+        seen = row["decay"] * seen + key[:, :, None] * value[:, None]
+    said = {(c, w) for c, w, made in log.formulas() if torch.allclose(made, seen)}
+    assert ("wrong-tile", "channels 32 to 63 are those of 0 to 31: k") in said
+
+
+def test_a_last_channel_that_is_masked_off_is_a_wrong_tile():
+    shape, state, rows = drawn("gdn", 2, d_k=24)
+    some = torch.arange(24) < 23
+    seen = play(shape, state * some[:, None], [r | {x: r[x] * some for x in "qk"} for r in rows])
+    ways = of_other_channels(shape, rows)
+    said = [w for _, w, made in ways if torch.allclose(play(shape, state, made)[0][1], seen[0][1])]
+    assert said == ["channels 23 to 23 are left out: q and k, of the norm too"]
+
+
+@pytest.mark.parametrize(
+    ("ring", "said", "words", "cause"),
+    [
+        (16, "double-fold", "1 place on" + ALIKE, "wrong-wrap"),
+        (16, "double-fold", "1 row again", "double-fold"),
+        (16, "lost-fold", "", "wrong-wrap"),
+        (0, "lost-fold", "", "unused-memory"),
+    ],
+)
+def test_rows_of_a_log_that_was_never_written_there_are_at_another_place(
+    monkeypatch, ring, said, words, cause
+):
+    player = Player(replace(KERNEL, ring=ring), PACKAGE, SHAPES["gdn"], 3, "cpu")
+    fault = Fault("", "depths", "unused-memory", "", player.shape, 3, 1, 0, 0, math.inf)
+    found = replace(fault, cause=said, detail=words, error=1.0)
+    monkeypatch.setattr(Player, "script", lambda *_: [found])
+    named = replays._filled(player, fault)
+    assert (named.cause, ALIKE in named.detail) == (cause, False)
 
 
 def test_rows_that_a_log_folds_twice_are_named():

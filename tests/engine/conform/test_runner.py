@@ -139,7 +139,7 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
     # causes that differ between checks are not certain
     drift = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="drift"),))
     stale = replace(lost, faults=(replace(lost.faults[0], cause="stale-column"),))
-    words = "name different causes, one or all true: stale-column (no-drafts); drift (depths)"
+    words = "one or all true: stale-column (no-drafts); drift (depths)"
     assert any(words in line for line in report.lines([stale, drift], ""))
     vague = replace(lost, check="depths", faults=(replace(lost.faults[0], cause="wrong-output"),))
     # what is vague, or where it crashed, says nothing else
@@ -150,8 +150,8 @@ def test_a_kernel_that_dies_costs_its_check(tmp_path):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("time.sleep(600)", "it computed nothing for 10 s"),
-        ("while True: pass", "more than 2 s of the processor's time"),
+        ("time.sleep(600)", "no computation for 10 s"),
+        ("while True: pass", "more than 2 CPU seconds"),
     ],
 )
 def test_a_kernel_that_hangs_costs_its_check(tmp_path, body, words):
@@ -172,7 +172,7 @@ def test_a_check_that_a_busy_machine_does_not_end_is_not_judged(tmp_path, monkey
     body = "while True: sum(range(10**6))"
     first, last = outcomes(tmp_path, body, ("no-drafts", "lengths"), limit_s=30.0)
     assert (first.check, first.faults) == ("no-drafts", ())
-    assert first.needs.startswith("machine busy, not judged: no answer for ")
+    assert first.needs.startswith("machine busy, not checked: no answer for ")
     said = list(report.lines([first, last], ""))
     assert f"not checked: adapter conv no-drafts: {first.needs}" in said
     assert (said[1].split().count("ok"), report.judged([first, last])) == (1, [last])
@@ -186,7 +186,7 @@ def test_a_wrong_kernel_that_hangs_while_its_cause_is_sought_is_wrong(tmp_path):
     (seen,) = outcomes(tmp_path, body, ("no-drafts",), limit_s=2.0)
     (fault,) = seen.faults
     assert fault.cause not in ("hang", "crash") and fault.error < float("inf")
-    assert fault.detail.endswith("its cause was not found: it computed nothing for 10 s")
+    assert fault.detail.endswith("its cause was not found: no computation for 10 s")
 
 
 def test_an_adapter_imports_from_its_folder(tmp_path):
@@ -263,7 +263,7 @@ def test_the_adapter_of_the_help_page_passes(tmp_path):
             r"no GPU \(my_kernel.py, line 2",
         ),
         ("import os\nos.environ['NO']", "my_kernel.py:adapter", r"'NO' \(my_kernel.py, line 2"),
-        ("", "my_kernel.py", "does not say which adapter"),
+        ("", "my_kernel.py", "does not name an adapter"),
         ("def adapter(): pass\nadapter.recurrences = ('rwkv',)", "my_kernel.py:adapter", "rwkv"),
         (
             "class adapter: dtypes = ('fp32',)",

@@ -114,3 +114,11 @@ def test_a_decay_of_each_channel_is_solved_for_with_what_is_written(factor, caus
     after = step(shape, state, row | {"decay": factor(row["decay"])})[1]
     said = channels(shape, state, row, after, 1e-6, known)
     assert (said is None) if cause is None else (said[0] == cause and words in said[1]), said
+
+
+def test_one_value_is_not_looked_up_among_those_of_many_rows():
+    shape = Shape("gdn", 1, 1, 16, 16, 20, 1)
+    drawn = Source(shape, 3).rows([0], [20])
+    known = Quantities(shape, [token(drawn, i) for i in range(20)], 0, 20, 4)
+    said = {words for _, words, _ in known.of(4) if "the beta of row" in words}
+    assert said == {f"with the beta of row {i} of the pass, not 4" for i in (0, 3, 4, 5)}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from engine.conform import runner
 from engine.conform.adapters.vllm import _Recovered
+from engine.conform.cases import Shape, Source
 from engine.conform.subject import Memory
 
 BUILDER = """
@@ -116,3 +119,23 @@ def test_a_window_that_a_commit_moves_too_far_is_named_with_its_row():
     after[2, :3], after[3] = before[1, :3], 0
     words = "the window of block 3, which no row is for, holds other values"
     assert list(adapter.memory.changed()) == [("null-slot-written", words)]
+
+
+def test_requests_of_a_pass_are_numbered_next_to_ones_without_drafts():
+    calls = []
+    context = SimpleNamespace(commit=lambda *given, **_: calls.append(given))
+    module = SimpleNamespace(
+        KDARecoverSSMRecords=lambda *logs: logs,
+        KDARecoverSSMCommitContext=SimpleNamespace(create=lambda *_, **__: context),
+    )
+    shape = Shape("kda", 1, 1, 16, 16, 2, 3)
+    package = SimpleNamespace(module=lambda _: module)
+    adapter = _Recovered(shape, Memory("cpu"), package)
+    for sequences, counts in (([2, 0], [2, 1]), ([0, 1, 2], [1, 2, 1])):
+        adapter.rows = Source(shape, 1).rows([*sequences, -1], [2] * len(sequences) + [1])
+        adapter.accept(sequences, counts)
+    (of_some, _, _, numbers), (of_all, _, _, none) = calls
+    assert numbers.tolist() == [2, 0, 3]
+    assert of_some.tolist() == [1, 1, 2, 1]
+    assert of_all.tolist() == [1, 2, 1, 1]
+    assert none is None

@@ -397,6 +397,16 @@ class NoOneRow(own._Slots):
         return out
 
 
+class CutByFirst(own._Slots):
+    """No sequence has outputs of more rows than the first one has."""
+
+    def verify(self, rows):
+        out = super().verify(rows)
+        for part in rows.slices():
+            out[part.start + rows.lengths[0] : part.stop] = 0
+        return out
+
+
 class AllLost(own._Slots):
     """Where all rows were accepted nothing is kept."""
 

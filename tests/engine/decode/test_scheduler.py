@@ -134,7 +134,10 @@ def test_one_long_draft_does_not_drag_the_others_along(monkeypatch):
         (r["seq_ids"], r["n_seq_tokens"], r["n_padding"], r["reason"])
         for r in map(ubatches.row, verify)
     ]
-    assert found == [("1", 49, 0, "padding dearer than a pass"), ("0 2 3 4", 2, 0, "all tokens")]
+    assert found == [
+        ("1", 49, 0, "padding costs more than a pass"),
+        ("0 2 3 4", 2, 0, "all tokens"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def test_no_rates_by_default():
     ("rates", "length", "n_max", "message"),
     [
         ((0.5,), 1.5, 1, "both given"),
-        ((0.5,), None, 0, "nothing to accept"),
-        ((), 1.0, 0, "nothing to accept"),
+        ((0.5,), None, 0, "no drafter is given"),
+        ((), 1.0, 0, "no drafter is given"),
         ((0.5,), None, 2, "has 1 values"),
         ((0.5, 0.4, 0.3), None, 2, "has 3 values"),
         ((0.5, 0.6), None, 2, "rises"),

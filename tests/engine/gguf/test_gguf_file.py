@@ -267,7 +267,7 @@ def test_renamed_and_mixed_parts(tmp_path: Path) -> None:
     assert "-00001-of-00003.gguf" in refusal(other).remedy
     other.rename(paths[0])
     paths[2].write_bytes(paths[1].read_bytes())
-    assert "part 3 of 3 is expected here, but this is 2 of 3" in refusal(paths[0]).message
+    assert "part 3 of 3 is expected, but this is part 2 of 3" in refusal(paths[0]).message
 
 
 def test_tensors_of_all_parts_are_counted_and_unique(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_tensors_of_all_parts_are_counted_and_unique(tmp_path: Path) -> None:
     first = write(tmp_path / "m-00001-of-00002.gguf", one, [Tensor.of("a", np.ones(8))])
     two = {"split.no": 1, "split.count": 2}
     second = write(tmp_path / "m-00002-of-00002.gguf", two, [Tensor.of("b", np.ones(8))])
-    assert "3 tensors are expected, but the parts hold 2" in refusal(first).message
+    assert "3 tensors are expected, but the parts have 2" in refusal(first).message
     write(second, two, [Tensor.of("a", np.ones(8))])
     assert "tensor a: already in m-00001-of-00002.gguf" in refusal(first).message
 

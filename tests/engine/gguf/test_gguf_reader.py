@@ -122,7 +122,9 @@ def test_another_shape_is_an_error(tmp_path: Path, wanted: tuple[int, ...]) -> N
     with GgufFile.open(path) as file, pytest.raises(ModelFileError) as caught:
         TensorReader(file).take("t", wanted)
     assert caught.value.place == "tensor t"
-    assert f"has shape [3, 4], while the metadata ask for {list(wanted)}" in caught.value.message
+    assert (
+        f"has shape [3, 4], but by the metadata it must be {list(wanted)}" in caught.value.message
+    )
 
 
 def test_a_missing_tensor_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import OptionError, OutOfMemoryError
+from engine.errors import DeviceLostError, OptionError, OutOfMemoryError
 from engine.machine.device import (
     check_room,
     device_memory,
@@ -75,29 +75,40 @@ def test_refusals(devices, n, name, message):
 
 
 def test_memory_and_its_room(devices, monkeypatch):
-    """Of 10 GiB free, 3 held and 1 of them in use, 12 can be taken."""
+    """What torch has kept counts once it has been given back: that of recordings never is."""
     devices(1)
-    there = torch.device("cuda", 0)
+    there, free, after = torch.device("cuda", 0), [10], [10]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 << 30, 80 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert device_memory(there) == ("cuda:0 (H100)", 3 << 30, 10 << 30)
-    check_room({"weights": 8 << 30, "KV": 4 << 30}, there)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[-1] << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 9 << 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.extend(after))
+    assert device_memory(there) == ("cuda:0 (H100)", 9 << 30, 10 << 30)
+    check_room({"weights": 6 << 30, "KV": 4 << 30}, there)
+    assert free == [10]
     sizes = {"weights": 8 << 30, "KV": 4 << 30, "state": 0, "planes": 1 << 30}
-    with pytest.raises(OutOfMemoryError, match=r"needed: weights 8.* GiB, KV 4.* GiB, planes 1"):
+    with pytest.raises(OutOfMemoryError, match=r"10.* free.*needed: weights 8.* GiB, KV 4.* GiB"):
         check_room(sizes, there)
-    # a run that has ended, until it is looked for
-    allocated = [3 << 30, 1 << 30]
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated.pop(0))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    check_room({"weights": 8 << 30, "KV": 4 << 30}, there)
+    after[:] = [13]
+    check_room(sizes, there)
     check_room({"weights": 1 << 60}, CPU)  # which has its own ways
     here = device_memory(CPU)
-    assert here.name == "cpu" and here.free > 0
+    assert here and here.name == "cpu" and here.free > 0
     if sys.platform.startswith("linux"):
         assert here.held is not None and here.held > 1 << 20
+
+
+def test_a_device_that_has_failed_says_nothing(devices, monkeypatch):
+    """The window asks for memory after every run, one that a device has ended too."""
+    devices(1)
+
+    def lost(device):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+    there = torch.device("cuda", 0)
+    assert device_memory(there) is None
+    with pytest.raises(DeviceLostError, match=r"cuda:0 failed.* Start the program again"):
+        check_room({"weights": 1}, there)
 
 
 def test_the_processor_needs_no_transfer():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.memory import kv_storage
 from engine.memory.kv_storage import KVStorage, row_size
 from engine.model.parts import CellSize
 
@@ -73,3 +76,30 @@ def test_views(start, stop, step):
     if len(wanted) == 1:
         shared = keys.as_strided(*made.view(ROW, rows, 3, 7))
         assert torch.equal(shared, wanted.expand(3, -1, -1, -1))
+
+
+@pytest.mark.parametrize("most", [0, 1 << 20])
+def test_growing_takes_one_layer_more_than_is_held_afterwards(monkeypatch, most):
+    """A run is refused where a device has no room for its cells; a second copy is not counted."""
+    monkeypatch.setattr(kv_storage, "_KEPT_BYTES", most)
+    allocate, made, peak = KVStorage._allocate, [], 0
+
+    def counted(storage, row, capacity):
+        nonlocal peak
+        tensor = allocate(storage, row, capacity)
+        made.append(weakref.ref(tensor))
+        peak = max(peak, sum(x.nbytes for one in made if (x := one()) is not None))
+        return tensor
+
+    monkeypatch.setattr(KVStorage, "_allocate", counted)
+    layers = {layer: CellSize(2, 4, 3) for layer in range(8)}
+    grown = KVStorage(layers, 1, 1000, torch.device("cpu"))
+    grown.reserve([0], 7)
+    written = [tensor.normal_()[:, :, :256].clone() for tensor in grown.tensors()]
+    grown.reserve([0], 900)
+    assert all(map(torch.equal, written, (tensor[:, :, :256] for tensor in grown.tensors())))
+    assert not any(tensor[:, :, 256:900].any() for tensor in grown.tensors())
+    assert [tensor.shape[2] for tensor in grown.tensors()] == [1000] * 16
+    assert grown.n_bytes == 8 * 4 * 2 * 7 * 1000
+    assert peak == (grown.n_held_bytes() if most else grown.n_bytes + 4 * 2 * 3 * 256)
+    assert grown.renew() is (most > 0)

@@ -235,7 +235,7 @@ def test_modes_on_cuda(name, n_params, types, mode):
 
 
 def test_int8_is_refused_on_cuda():
-    with pytest.raises(OptionError, match=r"int8 is for the processor.*cuda:0.*Use q8, blocks"):
+    with pytest.raises(OptionError, match=r"int8 works only on the CPU.*cuda:0.*Use q8, blocks"):
         resolve_compute("int8", 10, CUDA, {"Q8_0"})
 
 

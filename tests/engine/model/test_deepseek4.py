@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
+from engine.batch import Span
 from engine.errors import ModelFileError, UnsupportedModelError
 from engine.gguf.file import GgufFile
+from engine.memory.hybrid import HybridMemory
+from engine.model import layers
 from engine.model.families import read_config
 from engine.model.families.deepseek4 import deepseek4_notes
 from engine.model.info import describe
@@ -64,3 +68,27 @@ def test_what_is_said_of_llama_cpp_and_of_memory(golden_path):
     said = " ".join(deepseek4_notes(replace(config, blocks=tuple(alike))))
     for trap in ("without a layer of ratio 4", "key length of 32"):
         assert trap in said
+
+
+def test_passes_of_one_key_use_one_table(golden_path, monkeypatch):
+    """Passes of one key may be recorded, with the address of the rotations of blocks, which grow
+    after the trunk's where the head has made these longer."""
+    monkeypatch.setattr(layers, "_LEAST", 16)
+    with GgufFile.open(golden_path(NAME)) as file:
+        model = load_model(file)
+    cpu, run, used = torch.device("cpu"), HybridMemory.run, {}
+
+    def noted(memory, key, *given, **how):
+        used.setdefault(key, set()).add(model._block_rope.table.data_ptr())
+        return run(memory, key, *given, **how)
+
+    monkeypatch.setattr(HybridMemory, "run", noted)
+    memory = HybridMemory.for_model(model.config, 1, 40, cpu)
+    of_head = HybridMemory.for_layers(model.config.mtp_cells(), 1, 40, cpu)
+    for position in range(24):
+        (ubatch,) = memory.split([Span(0, position, [3 + position], [0])], 1, "seq")
+        hidden = model.forward(ubatch, memory).hidden
+        if position == 10:
+            (ahead,) = of_head.split([Span(0, 20, [5], [0])], 1, "seq")
+            model.head.forward(ahead, hidden, of_head)
+    assert [len(tables) for tables in used.values()] == [1] * 4

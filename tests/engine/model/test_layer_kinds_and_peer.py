@@ -71,6 +71,6 @@ def test_a_window_of_one_row_is_no_smaller_than_a_log_of_it(variant):
 
 
 def test_its_words():
-    assert llama_cpp_rollback(None, 0) == "removes any tail (attention cells alone)"
+    assert llama_cpp_rollback(None, 0) == "can remove any tail (KV cells only)"
     assert "planes of 1.5 MiB" in llama_cpp_rollback(True, 3 << 19)
     assert "checkpoint of 2 KiB" in llama_cpp_rollback(False, 2048)

@@ -114,7 +114,7 @@ def test_auto_on_a_gpu():
     assert resolve_compute("auto", large, there, ["MXFP4"]) == "q8"
     assert resolve_compute("auto", 9_000_000, there, ["Q4_K"]) == "blocks"
     assert resolve_compute("auto", large, there, ["F16"]) == "bf16"
-    with pytest.raises(OptionError, match="int8 is for the processor"):
+    with pytest.raises(OptionError, match="int8 works only on the CPU"):
         resolve_compute("int8", large, there)
 
 

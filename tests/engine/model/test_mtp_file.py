@@ -307,7 +307,7 @@ def test_of_two_mtp_blocks_the_first_drafts(name, golden, variant):
     with GgufFile.open(path) as file:
         info = describe(file)
     assert [layer.kind for layer in info.layers][-2:] == ["mtp", "unused mtp"]
-    assert "2 MTP blocks aborts it" in info.llama_cpp
+    assert "2 MTP blocks aborts" in info.llama_cpp
 
 
 def test_a_count_of_mtp_blocks_without_their_tensors_is_a_trunk(golden, variant):

@@ -134,7 +134,7 @@ def test_a_folder_with_foreign_files_is_refused(
 ) -> None:
     for name in names:
         (tmp_path / name).write_text("mine")
-    with pytest.raises(TraceFileError, match=r"no exported trace .* Choose another folder"):
+    with pytest.raises(TraceFileError, match=r"not a trace .* Choose another folder"):
         check_target(tmp_path)
     with pytest.raises(TraceFileError):
         export_csv(small_trace, tmp_path)

@@ -7,7 +7,7 @@ import torch
 
 import kernels.norm
 import kernels.rope
-from kernels.dispatch import counters
+from kernels.dispatch import COUNTERS, counters
 from kernels.linear import head_linear
 from kernels.linear import with_triton as heads
 from kernels.norm import with_triton as norm
@@ -18,6 +18,7 @@ from kernels.recurrence import with_triton as recurrence
 from kernels.rope import with_triton as rope
 from kernels.rows import streams as mixed
 from kernels.rows import with_triton as streams
+from kernels.rows.record import on_host, row_record
 from tests.kernels.rows.test_record import assert_of_numpy
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
@@ -340,3 +341,11 @@ def test_record_of_rows(device, n_vocab):
     record = streams.row_record(torch.full((1, 5000), -torch.inf, device=device), 2, asked)
     assert record.shape == (1, 10) and record[0, :2].tolist() == [0, 1]
     assert not counters(torch.device(device)).any()
+
+
+def test_a_record_of_more_rows_than_counters(device, monkeypatch):
+    monkeypatch.setattr(streams, "_row_record", None)
+    logits = torch.randn(COUNTERS + 1, 8, device=device)
+    asked = torch.arange(COUNTERS + 1, device=device) % 8
+    found = on_host(row_record(logits, 2, asked).cpu().numpy())
+    assert torch.equal(torch.from_numpy(found.best), logits.cpu().argmax(1).int())

@@ -35,7 +35,7 @@ from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
 METRICS, REPLY, PRINTED, COUNTED = "prometheus", "reply", "benchmark", "counts"
-_REMEDY = "Choose a file that one of the engines wrote that `draftscope help observe` lists."
+_REMEDY = "Choose a file of an engine that `draftscope help observe` lists."
 SHAPES: dict[str, RecordShape] = {
     one.name: one for one in (AIPERF, *READERS, SPEC_BENCH, MLC, FASTDEPLOY, EAGLE, LLAMA_SERVER)
 }
@@ -103,7 +103,7 @@ def fill(
         unread: list[str] = []
         if not (found := read_printed(text, unread)):
             raise _nothing(file, "benchmarks")
-        left_out = f"figures of acceptance ({len(unread)}), the first in " if unread else ""
+        left_out = f"acceptance figures ({len(unread)}), the first in " if unread else ""
         left_out += "".join(unread[:1])
         return [write_requests(store, found, PRINTED, file, left_out=left_out)]
     documents, left_out = (
@@ -120,7 +120,7 @@ def fill(
     # AIPerf has the counts of the replies that it keeps
     replies = [] if shape is AIPERF else [*watched(kept_replies(documents), cancelled)]
     if shape is None and not replies:
-        raise TraceFileError(f"{file} has no key that an engine's records are known by.", _REMEDY)
+        raise TraceFileError(f"{file} has none of the keys of a known engine's records.", _REMEDY)
     if shape is LLAMA_SERVER:
         events = {id(event) for reply in replies for event in reply.events}
         alone = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
@@ -44,8 +44,7 @@ _STAMP = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T-]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
     r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A log prefix before an object, at whose end it may start: LM Studio's, TensorRT-LLM's; or
-curl's."""
+"""A log prefix before an object, at its end: of LM Studio, TensorRT-LLM or curl."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")
@@ -166,7 +165,8 @@ def _events(text: str, name: str) -> tuple[list[tuple[str, Any]], str]:
     left = LeftOut()
     held: list[str] = []
     fault: tuple[int, JsonError] | None = None
-    for number, line in enumerate([*_LINE.findall(text), ""], start=1):
+    each = chain((one[0] for one in _LINE.finditer(text)), ("",))  # a list would hold the GIL
+    for number, line in enumerate(each, start=1):
         end = number + 1
         value = line.strip()
         is_object = value.startswith("{") and value.endswith("}")
@@ -474,7 +474,7 @@ class Fields:
         """A key that is the length of a draft."""
         size = int(key) if key.isascii() and key.isdigit() and len(key) <= 4 else COUNT
         if size > LONGEST_DRAFT or str(size) != key:
-            raise self.wrong(key, key, f"the length of a draft from 0 to {LONGEST_DRAFT:,}")
+            raise self.wrong(key, key, f"a draft length from 0 to {LONGEST_DRAFT:,}")
         return size
 
     def object(self, key: str) -> Fields | None:

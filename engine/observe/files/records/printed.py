@@ -269,7 +269,7 @@ def _read_mlc(node: Node) -> RecordedRequest:
     drafted, accepted = (values.counts(key) or [] for key in _BY_STEP)
     if drafted and accepted:
         _take_steps(found, accepted, sum(drafted[1:]), _BY_STEP)
-        sentence = "the first token of a step is the target's own, and not each of them counts"
+        sentence = "the first token of each step is the target's own, but not every step counts it"
         found.check(drafted[0] == accepted[0], _BY_STEP, sentence)
     return found
 
@@ -295,7 +295,7 @@ def _read_fastdeploy(node: Node) -> RecordedRequest:
     if heads and rejected is not None:
         _take_steps(found, heads, sum(heads[1:]) + rejected, _OF_HEADS)
         found.derived = ("num_draft_tokens", "draft_n")
-        sentence = f"{_OF_HEADS[1]} sums to {sum(heads):,}, but accepted_tokens is another"
+        sentence = f"{_OF_HEADS[1]} adds up to {sum(heads):,}, but accepted_tokens differs"
         found.check(emitted in (None, sum(heads)), (_OF_HEADS[1], "accepted_tokens"), sentence)
     read_usage(node, node.owner("usage"), found)
     return found
@@ -327,7 +327,7 @@ def _read_turns(node: Node) -> RecordedRequest:
     numbers = values.counts("decoding_steps") or [one + 1 for one in last or ()]
     turns = {key: len(one) for key in _BY_TURN if isinstance(one := node.values.get(key), list)}
     same = len(set(turns.values())) <= 1
-    found.check(same, (*turns,), f"{' and '.join(turns)} are of different numbers of turns")
+    found.check(same, (*turns,), f"{' and '.join(turns)} have different numbers of turns")
     steps, emitted = (len(by_step), sum(by_step)) if by_step else (sum(numbers), emitted)
     if 0 < steps < emitted:
         found.num_spec_steps, found.num_accepted_draft_tokens = steps, emitted - steps

@@ -89,7 +89,7 @@ _NUMBER = re.compile(r"(?m) (?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
 _LONGEST_FORM = 1 << 16
 _PART = re.compile(rb"(?s).{1,4194304}[^\n]*\n?")
-_REMEDY = "Save the reply of /metrics again, once before and once after."
+_REMEDY = "Save the reply of /metrics again, once before and once after the requests."
 
 _SAMPLE = re.compile(
     r"[`>*|\s]{0,9}([A-Za-z_]\w{0,80}[:_]\w{1,200}(?:\{.{0,4000}\})?)\s{0,9}(?:\||=>)?\s{0,9}"
@@ -284,7 +284,7 @@ def _read_scrape(text: str, name: str) -> dict[tuple[str, str], _Counters]:
     except (ValueError, KeyError, IndexError, RecursionError) as error:
         if (shown := _SHOWN.search(text)) is not None:
             raise TraceFileError(
-                f"{name}: a value is rounded as it was shown, {shown[1]!r}.",
+                f"{name}: a value was rounded for display, {shown[1]!r}.",
                 "In Grafana, export the data again with Formatted data switched off.",
             ) from error
         raise TraceFileError(
@@ -353,7 +353,7 @@ def _position(text: str, series: str, file: str, first: int) -> int:
     is_number = text.isascii() and text.isdigit() and len(text) <= 4
     if not (is_number and first <= int(text) < LONGEST_DRAFT):
         raise TraceFileError(
-            f"{file}: position {text[:40]!r} of {series} is not an index in a draft.", _REMEDY
+            f"{file}: position {text[:40]!r} of {series} is not a draft position.", _REMEDY
         )
     return int(text) - first
 
@@ -406,8 +406,8 @@ def _take_steps(
     accepted, steps = found.num_accepted_draft_tokens, count(_STEPS)
     if not accepted and lengths[-1:] in ([], [0]):
         raise TraceFileError(
-            f"{file} has counters of TGI and no token in them that was speculated.",
-            "Start TGI with --speculate N, and save /metrics after its requests.",
+            f"{file} has counters of TGI, but none of speculation.",
+            "Start TGI with --speculate N, and save /metrics after the requests.",
         )
     if accepted is None or steps is None:
         return

@@ -150,7 +150,7 @@ def _check_total(
         found.check(
             prompt + completion == total,
             [of + name for name in names],
-            f"{names[0]} and {names[1]} make {prompt + completion:,}, but {names[2]} is {total:,}",
+            f"{names[0]} and {names[1]} give {prompt + completion:,}, but {names[2]} is {total:,}",
         )
 
 
@@ -382,7 +382,7 @@ def _read_drafts(values: Fields, names: Sequence[str], into: RecordedRequest) ->
             into.check(
                 parts == total,
                 [names[i] for i in (3, 0, 1, 2)],
-                f"{names[3]} is {total:,}, but its parts make {parts:,}",
+                f"{names[3]} is {total:,}, but its parts add up to {parts:,}",
             )
     elif accepted is not None and total is not None:
         into.check(

@@ -20,7 +20,7 @@ from engine.trace.timings import BY_STEP, at_least, per_position, rates_by_index
 _WHOLE = 1e-9
 _MOST_STEPS = 1000
 """Numbers of steps that are tried."""
-_OWN = "one more in each step: the target's own token"
+_OWN = "one more per step: the target's own token"
 _SUMMED = ("cache_n", "prompt_n", "predicted_n")
 TIMINGS = (
     *(*_SUMMED, "prompt_ms", *speeds("prompt", 0.0, 0)),
@@ -141,8 +141,8 @@ class RecordedRequest(Struct):
             if all(map(ge, [steps, *counts], counts)):
                 self.per_pos = counts
         elif abs(total - accepted) > len(rates) * (0.6 * 10.0**-digits * steps + 0.5):
-            said = f"the acceptance rates per position make {total:,} accepted tokens in "
-            said += f"{steps:,} drafts, but {accepted:,} are given"
+            said = f"the acceptance rates per position give {total:,} accepted tokens in "
+            said += f"{steps:,} drafts, but {accepted:,} are recorded"
             self.check(False, ("acceptance rate per position", "accepted"), said)
 
     def check_ratio(
@@ -164,7 +164,7 @@ class RecordedRequest(Struct):
         ratio = part / whole
         off = abs(given - ratio)
         if off > max(within, _rounding(given)):
-            sentence = f"{key} is {given:.6g}, but {' and '.join(others)} make {ratio:.6g}"
+            sentence = f"{key} is {given:.6g}, but {' and '.join(others)} give {ratio:.6g}"
             self.check(False, (key, *others), sentence)
 
     def check_rate(
@@ -205,7 +205,7 @@ class RecordedRequest(Struct):
         if self.per_pos is not None and "per_pos" in keys:
             same("per_pos", "num_accepted_draft_tokens", sum(self.per_pos), "sums to")
             reached = ([] if steps is None else [steps]) + self.per_pos
-            said = "{} grows with the position, or is more than {}"
+            said = "{} increases with the position, or is more than {}"
             say(all(map(ge, reached, reached[1:])), said, "per_pos", "num_spec_steps")
         if drafted is not None and accepted is not None:
             said = f"{{}} is {accepted:,}, more than {{}}, {drafted:,}"
@@ -218,11 +218,11 @@ class RecordedRequest(Struct):
             return
         found = _added([*self.by_length.values()]) or []
         for length, row in self.by_length.items():
-            said = f"{{}} has steps that accepted more than the {length} drafted"
+            said = f"{{}} has steps that accepted more than the {length} drafted tokens"
             say(not any(row[length + 1 :]), said, "by_length")
         if self.histogram is not None:
             holds = all(n == m for n, m in zip_longest(found, self.histogram, fillvalue=0))
-            say(holds, "the sums of {} are not {}", "by_length", "histogram")
+            say(holds, "the sums of {} do not equal {}", "by_length", "histogram")
         same("by_length", "num_spec_steps", sum(found), "counts steps:")
         drafted = sum(length * sum(row) for length, row in self.by_length.items())
         same("by_length", "num_draft_tokens", drafted, "counts drafted:")
@@ -239,7 +239,7 @@ class RecordedRequest(Struct):
                 same(name, total, sum(values), "sums to", own)
         if accepted is not None and self.histogram is not None:
             counts = {n: steps for n, steps in enumerate(self.histogram) if steps}
-            said = "{} does not have the counts of {}"
+            said = "{} and {} do not have the same counts"
             say(counts == Counter(accepted), said, names[0], "histogram")
         if drafted is None or accepted is None:
             return
@@ -247,7 +247,7 @@ class RecordedRequest(Struct):
         say(holds, "{} and {} differ in length, or a step accepted more than it drafted", *names)
         if self.by_length is not None:
             lengths = {d: sum(row) for d, row in self.by_length.items() if any(row)}
-            said = "{} has other lengths than {}"
+            said = "{} and {} do not have the same draft lengths"
             say(lengths == Counter(drafted), said, names[1], "by_length")
 
     def figures(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _contradiction(seq_id: int, request: RecordedRequest) -> dict[str, Any]:
     return {
         "rule": "counters-contradict",
         "seq_id": seq_id,
-        "message": f"The counts{where} contradict each other, so its figures are left out: "
+        "message": f"The counts{where} contradict each other, so these figures are left out: "
         f"{first}.",
         "evidence": "; ".join([", ".join(keys), *others]),
     }

@@ -58,11 +58,11 @@ def shown(window: MainWindow) -> list[str]:
 
 def test_a_conversation_is_continued_edited_and_branched(demo: MainWindow, qtbot: QtBot) -> None:
     view = demo.panels.conversation
-    assert not view.say.isEnabled() and "Nothing" in view.say.toolTip()
+    assert not view.say.isEnabled() and "empty" in view.say.toolTip()
     assert view.empty.isVisible() and "plain text" in view.how.text()
     say(demo, qtbot, TEXT)
     assert shown(demo) == ["Turn 1"] and view.box.toPlainText() == ""
-    assert "0 of" in view.cards[0].facts.text() and "held no text" in view.cards[0].facts.text()
+    assert "0 of" in view.cards[0].facts.text() and "had no text" in view.cards[0].facts.text()
     say(demo, qtbot, "\n\nclass A:\n", by_key=True)
     assert shown(demo) == ["Turn 1", "Turn 2"]
     assert "tokens reused: " in view.cards[1].facts.text()
@@ -118,7 +118,7 @@ def test_an_edit_ends_where_another_conversation_comes_on_show(
     view.begin_new()
     say(demo, qtbot, "y")
     view.cards[0].edit.click()
-    assert "In place of turn 1" in view.how.text()
+    assert "Replaces turn 1" in view.how.text()
     demo.library.select(RunRef(demo.bridge.session_store, 0))
     assert view.choice.currentText() == "Conversation 1" and view.cancel.isHidden()
     assert view.box.toPlainText() == "" and "In place" not in view.how.text()
@@ -139,7 +139,7 @@ def test_a_conversation_of_another_trace_goes_on(
     say(demo, qtbot, "\n\nx = 1")
     assert demo.focusWidget() is view.box
     assert view.store is store and view.choice.currentText() == "Conversation 2"
-    assert any("goes on as a new one" in message for message in messages(demo))
+    assert any("continues as a new one" in message for message in messages(demo))
     said = store.runs[1]["turn"]["messages"]
     assert [message["content"] for message in said] == ["def add(a, b):", answer, "\n\nx = 1"]
     # the last of these is what can be said otherwise
@@ -164,7 +164,7 @@ def test_the_number_of_checkpoints_is_chosen_in_the_panel(demo: MainWindow, qtbo
     assert view.checkpoints.summary == "at most none"
     # another cache: nothing of the turn before is left, and nothing is kept from now on
     say(demo, qtbot, "\n\nclass A:\n")
-    assert "held no text" in view.cards[1].facts.text()
+    assert "had no text" in view.cards[1].facts.text()
     assert view.summary.text().startswith("0 context checkpoints")
     say(demo, qtbot, "\n\nclass B:\n")
     assert "tokens reused: " in view.cards[2].facts.text()

@@ -53,7 +53,7 @@ def test_figures_of_a_range_are_sums_by_hand() -> None:
     assert (found["rounds"], found["tokens"]) == ("2", "6")
     assert (found["accepted"], found["acceptance"]) == ("4 of 6", "0.667")
     assert [found[f"  position {i}"] for i in range(3)] == ["1.00", "0.50", "0.50"]
-    assert found["tokens a round"] == "3.00"
+    assert found["tokens per round"] == "3.00"
     assert (found["rollbacks"], found["  deepest"]) == ("1", "2")
     whole = range_figures(RunRange(builder.run))
     assert (whole["rounds"], whole["tokens"], whole["restores"]) == ("4", "8", "1")

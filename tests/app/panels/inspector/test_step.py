@@ -65,7 +65,7 @@ def test_facts_and_outcome() -> None:
     assert facts["all phases"] == "3.50 ms"
     assert outcome(step) == (
         "2 drafted, 0 accepted, 1 emitted (rule rejection): "
-        "the draft said “middle”, the target “right”."
+        "the draft has “middle”, the target chose “right”."
     )
 
 
@@ -73,7 +73,7 @@ def test_a_drafted_end_token_is_told() -> None:
     step = step_of(judged())
     own = next(one for one in step.tokens if one["kind"] == "replacement")
     ended = replace(step, tokens=({**own, "draft_index": 0},))
-    assert outcome(ended).endswith(": the drafted “right” counts as the target's own.")
+    assert outcome(ended).endswith(": the drafted “right” counts as the target's own token.")
 
 
 def test_alternatives_are_the_union_of_both_sides() -> None:

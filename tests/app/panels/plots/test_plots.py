@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from engine.trace.store import TraceStore
 from engine.trace.timings import acceptance
 from tests.support.fake_session import FakeEngine
 from tests.support.timed_trace import add_rounds, timed_trace
+from tests.support.trace_builder import TraceBuilder
 from tests.support.window_acts import settle
 
 pytestmark = pytest.mark.shares_window
@@ -329,7 +331,7 @@ def test_what_if_names_the_best(window: MainWindow, qtbot: QtBot) -> None:
     assert view.headline.text().startswith(f"Highest estimate, no verdict: n_max {best}: ")
     assert " · estimate from " in view.headline.text()
     assert view.table_widget.model().index(best, 0).data() == str(best)
-    assert "cost by their lengths alone" in view.note.text()
+    assert "the mean measured cost for their length" in view.note.text()
 
 
 def test_export_as_picture_drawing_and_table(
@@ -344,7 +346,7 @@ def test_export_as_picture_drawing_and_table(
     view.plot.setFocus()
     qtbot.waitUntil(lambda: bool(view.plot.findChildren(FocusFrame)))
     monkeypatch.setattr(window.plots, "chosen", lambda: view)
-    for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of what is in sight (*.csv)")):
+    for name, kind in (("a.png", ""), ("b.svg", ""), ("c", "CSV of the visible part (*.csv)")):
         answer = (str(tmp_path / name), kind)
         monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_a, _b=answer, **_k: _b)
         window.actions_by_id["plot.export"].trigger()
@@ -430,3 +432,31 @@ def test_a_run_that_has_ended_is_shown_whole(window: MainWindow, qtbot: QtBot) -
     settle(qtbot)
     axis = plots[0].run_axis
     assert all(plot.x_range == (axis.start(0), axis.start(300)) for plot in plots)
+
+
+def test_a_drawing_has_symbols_as_shapes_and_a_table_its_light_rows(
+    window: MainWindow, tmp_path: Path
+) -> None:
+    window.appearance.set_theme("dark")
+    for name in ("rollback", "what_if"):
+        window.docks.reveal(name)
+        QApplication.processEvents()
+    builder = TraceBuilder()
+    builder.prompt(["p"])
+    for _ in range(4):
+        builder.draft([], "d", ["x"], path="refused")
+    window.feed.show_run(builder.run)
+    view = window.plots.rollback
+    view.show_run(builder.run)
+    for _ in range(2):
+        write_plot(view, tmp_path / "a.svg", window.panels.theme)
+        assert (tmp_path / "a.svg").read_text().count("<image") == 1, "the background alone"
+    filled(window)
+    table = window.plots["what_if"]
+    window.docks.reveal("what_if")
+    assert table.has_rounds
+    image = picture(table, window.panels.theme)
+    across, down = range(0, image.width(), 3), range(0, image.height(), 3)
+    shades = Counter(image.pixelColor(x, y).name() for x in across for y in down)
+    light, dark = (shades[Theme(name).color("ui.raised").name()] for name in ("light", "dark"))
+    assert light > 1000 > dark, "dark pixels are those of letters"

@@ -324,6 +324,19 @@ def test_no_bar_is_lost_between_pixels(view: RollbackView) -> None:
     assert shown == drawn.keys()
 
 
+def test_limits_do_not_cover_low_strips(view: RollbackView) -> None:
+    builder = TraceBuilder()
+    for seq_id in range(30):
+        builder.draft([], "a", ["x"], seq_id)
+    view.show_run(builder.run)
+    view.grab()
+    assert not any(line.isVisible() for line in view._limits)
+    assert view.legend.labels[0] == "n_rs_seq = 3"
+    view.resize(800, 900)
+    view.grab()
+    assert [line.isVisible() for line in view._limits] == [True] * 30
+
+
 def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
     builder = TraceBuilder()
     builder.prompt(["a"])
@@ -346,12 +359,12 @@ def test_a_path_that_was_not_told_is_not_drawn_as_none(qtbot: QtBot) -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"summary": {"draft_acceptance_rate": 0.0}}, "Only sums are known of this run. vllm"),
+        ({"summary": {"draft_acceptance_rate": 0.0}}, "Only totals are known for this run. vllm"),
         (
             {"summary": {}, "source": {"engine": ""}},
-            "No sums are known of this run. The engine does not report its rounds.",
+            "No totals are known for this run. The engine does not report its rounds.",
         ),
-        ({"summary": {}}, "No sums are known of this run. vllm does not report its rounds."),
+        ({"summary": {}}, "No totals are known for this run. vllm does not report its rounds."),
         ({"error": "It broke."}, "The run failed: It broke."),
         ({"listens_at": "http://127.0.0.1:8081"}, "No client sent a request."),
     ],

@@ -89,7 +89,7 @@ def test_a_double_click_opens_the_trace(window: MainWindow, qtbot: QtBot, tmp_pa
     double_click(0)
     assert messages(window) == [f"info: The trace of job 1 is not in {path.parent}."]
     double_click(6)
-    assert messages(window)[-1] == "info: Job 7 left no trace: Job 7 failed."
+    assert messages(window)[-1] == "info: Job 7 has no trace: Job 7 failed."
     double_click(1)
     qtbot.waitUntil(lambda: window.bridge.trace is not None)
     assert window.bridge.trace_folder == trace_folder(path, key)
@@ -129,7 +129,7 @@ def test_what_a_file_says_at_length_is_cut(
         assert len(tip) < 1000 and "\n" not in tip
     view.trace_asked.emit(6)
     (message,) = messages(window)
-    assert message.startswith("info: Job 7 left no trace: a b000") and len(message) < 1000
+    assert message.startswith("info: Job 7 has no trace: a b000") and len(message) < 1000
     view.grab()
 
 

@@ -90,15 +90,18 @@ def test_no_setting_is_best_that_is_no_faster_than_the_one_in_effect() -> None:
     speeds = found.surface.tokens_per_second
     speeds[...] = np.minimum(speeds, speeds[found.current])
     said = headline(found)
-    assert said.startswith("None estimated faster than now: n_max ") and said.count("→") == 1, said
+    assert (
+        said.startswith("No setting is estimated to be faster than the current one: n_max ")
+        and said.count("→") == 1
+    ), said
     speeds[...] = np.where(speeds == speeds[found.current], speeds / 2, speeds)
     assert headline(replace(found, gain=(1.2, 1.4))).startswith("Best estimate: ")
     assert ", 1.20 to 1.40 times now. Now: n_max 4" in headline(replace(found, gain=(1.2, 1.4)))
     unsure = headline(replace(found, gain=(0.98, 1.4)))
-    assert unsure.startswith("No difference shown: n_max ") and "0.98 to 1.40 times" in unsure
+    assert unsure.startswith("No significant difference: n_max ") and "0.98 to 1.40 times" in unsure
     same = headline(replace(found, gain=(1.004, 1.4)))
-    assert same.startswith("No difference shown: n_max "), "that is written as 1.00"
-    assert headline(replace(found, gain=None)).startswith("No verdict, ")
+    assert same.startswith("No significant difference: n_max "), "that is written as 1.00"
+    assert headline(replace(found, gain=None)).startswith("No verdict: ")
 
 
 def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
@@ -110,10 +113,10 @@ def test_below_the_floor_of_the_run_nothing_was_recorded() -> None:
 
 def test_what_is_pointed_at_and_chosen(window: MainWindow, qtbot: QtBot, run: RunRef) -> None:
     view = shown(window, qtbot, run)
-    assert view.headline.text().startswith("No verdict, too few ")
+    assert view.headline.text().startswith("No verdict: too few ")
     assert "Now: n_max 4, p_min 0 →" in view.headline.text()
     assert view.note.text().startswith(
-        "Estimated from 150 rounds, the range by the costs of each quarter. "
+        "Estimated from 150 rounds, the range from the costs of each quarter. "
         "Passes of 1, 2, 3, 4 tokens were not timed"
     )
     view.grid.setFocus()

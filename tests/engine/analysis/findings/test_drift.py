@@ -42,7 +42,7 @@ def test_snapshots_in_a_shorter_type_are_named_and_types_of_states_are_not() -> 
         undone = trace.rounds.column("round")[mine & (trace.rounds.column("memory_rollback") > 0)]
         assert found.round == undone[0]
         assert f"in {len(undone)} rounds with a rollback" in found.evidence
-        assert "as rounding to bf16 costs" in found.evidence
+        assert "as for rounding to bf16" in found.evidence
 
 
 def lane_of(errors: list[float], accepted: list[int]) -> list[Finding]:

@@ -36,7 +36,7 @@ def test_missing_cells(store: TraceStore, columns: dict[str, int | None], lackin
     findings = found(store, "missing-kv-cells")
     assert len(findings) == bool(lacking)
     if lacking:
-        assert findings[0].message == "Attention lacks 1 of 10 positions."
+        assert findings[0].message == "There are no KV cells for 1 of 10 positions."
         assert findings[0].round == 1
 
 
@@ -46,10 +46,10 @@ def test_missing_cells(store: TraceStore, columns: dict[str, int | None], lackin
         ((6, 6), "", ""),
         ((8, 8), "rollback-end", "keeps 2 tokens beyond"),
         ((5, 5), "rollback-end", "takes 1 token too many"),
-        ((6, 7), "recurrent-position", "counts 1 more"),
-        ((6, 4), "recurrent-position", "counts 2 fewer"),
-        ((7, 6), "attention-ahead", "reach 1 positions beyond"),
-        ((5, 6), "missing-kv-cells", "lacks 1 of 7"),
+        ((6, 7), "recurrent-position", "position is 1 above"),
+        ((6, 4), "recurrent-position", "position is 2 below"),
+        ((7, 6), "attention-ahead", "are 1 positions ahead"),
+        ((5, 6), "missing-kv-cells", "no KV cells for 1 of 7"),
     ],
 )
 def test_where_memory_ends_after_a_round(
@@ -77,7 +77,7 @@ def test_passes_that_do_not_start_behind_what_is_held(store: TraceStore) -> None
     a_pass(store, 4, -1, "0 1")
     late, early = found(store, "position-gap")
     assert (late.round, late.seq_id) == (3, 0)
-    assert late.message == "A verify pass leaves out 2 after the positions that memory holds."
+    assert late.message == "A verify pass leaves out 2 after the positions in memory."
     assert (early.round, early.seq_id) == (4, None)
     assert "repeats 1 of the positions" in early.message
 
@@ -138,8 +138,8 @@ def test_a_wrong_state_is_named_by_round_layer_policy_and_path() -> None:
         "2 of 3 recurrent layers, policy ring."
     )
     assert finding.evidence.startswith(
-        "3 undone by seq_rm in round 3, before that 2 undone by seq_rm in round 1; error of the "
-        "state 2.0e-04"
+        "3 rolled back by seq_rm in round 3, before that 2 rolled back by seq_rm in round 1; error "
+        "of the state 2.0e-04"
     )
     assert finding.evidence.endswith("logits right")
 

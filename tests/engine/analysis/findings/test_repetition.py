@@ -41,22 +41,24 @@ def test_an_n_gram_over_and_over(period: int) -> None:
     text = [*varied(102), *(varied(period, 2) * (200 // period))]
     (finding,) = of_text(text)
     assert finding.round == (102 + period) // 4 + 1
-    assert f"From round {finding.round} on the text is the same {period} token" in finding.message
+    assert (
+        f"From round {finding.round} on the text repeats the same {period} token" in finding.message
+    )
     assert f"({len(text) - 102 - period} tokens)" in finding.message
     # three of every six before, all of three after it
     assert "in the loop: acceptance 1.000" in finding.evidence
-    assert "Up to there: acceptance 0.5" in finding.message and finding.seq_id == 0
+    assert "Before that: acceptance 0.5" in finding.message and finding.seq_id == 0
 
 
 def test_white_space_of_several_kinds() -> None:
     blanks = np.where(np.random.default_rng(3).random(100) < 0.3, NEWLINE, SPACE).tolist()
     (finding,) = of_text([*varied(100), *blanks])
-    assert finding.round == 26 and "the text is white space over and over" in finding.message
+    assert finding.round == 26 and "the text repeats white space" in finding.message
 
 
 def test_a_text_that_gets_out_of_it() -> None:
     (finding,) = of_text([*varied(40), *([7, 8] * 50), *varied(40, 5)])
-    assert "From round 11 to 35 the text is the same 2 tokens" in finding.message
+    assert "From round 11 to 35 the text repeats the same 2 tokens" in finding.message
 
 
 @pytest.mark.parametrize(

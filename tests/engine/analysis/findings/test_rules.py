@@ -201,7 +201,7 @@ def test_defaults_that_surprise() -> None:
         assert all((f.round, f.seq_id) == (None, None) for f in findings)
         return " ".join(f"{f.message} {f.suggestion}" for f in findings)
 
-    assert "49 of 49 drafts were accepted whole" in message(3, 0.9)
+    assert "49 of 49 drafts were fully accepted" in message(3, 0.9)
     assert message(3, 0.9).endswith("Raise --spec-draft-n-max.")
     assert "147 of 147 drafted tokens" in message(0, 0.3)
     assert message(0, 0.3).endswith("Raise --spec-draft-p-min.")

@@ -130,7 +130,7 @@ def test_what_cannot_be_measured_is_refused_before_the_first_request() -> None:
     opened = session(NAME)
     with pytest.raises(OptionError, match="draft-mtp is given twice"):
         PromptSuite(opened, prompts(), [CONFIGURATIONS[0], MTP, MTP])
-    with pytest.raises(ContextFullError, match="Prompt 0 has 48 tokens, the context 20"):
+    with pytest.raises(ContextFullError, match="Prompt 0 has 48 tokens, but the context only 20"):
         PromptSuite(opened, prompts(), [Configuration.plain(replace(OPTIONS, n_ctx=20))])
     simple = Configuration("draft-simple", options_of(20, "draft-simple"))
     with pytest.raises(OptionError, match="needs a draft model"):

@@ -86,14 +86,14 @@ def test_the_table_is_as_written_by_hand() -> None:
             '"total_draft_accepted": 8, "aggregate_accept_rate": 0.1905, "wall_s_total": 0.19}'
         ),
         (
-            "1.43 tokens a round of 12.86 ms: drafting 3.00, verifying 8.57, rest 1.29; "
+            "1.43 tokens per round of 12.86 ms: drafting 3.00, verifying 8.57, rest 1.29; "
             "a plain step takes 10.00 ms"
         ),
         (
-            "even at 1.29 tokens a round, an acceptance of 0.095; measured 0.191: "
+            "break-even at 1.29 tokens per round, an acceptance of 0.095; measured 0.191: "
             "faster than plain decoding"
         ),
-        "not every text is that of plain decoding: `draftscope match` tells what differs",
+        "some texts differ from plain decoding: `draftscope match` shows where",
         "",
         "configuration     tok/s  speed-up    rate  tokens/round   wall s     same",
         "plain             100.0      1.00     n/a          1.00     0.20      2/2",
@@ -121,9 +121,9 @@ def test_a_drafter_that_cannot_pay_is_told_why() -> None:
     (line,) = (
         line
         for line in suite_lines({"complete": True, "configurations": report})
-        if line.startswith("even at")
+        if line.startswith("break-even at")
     )
-    assert "3.500, which no draft of this length reaches" in line
+    assert "3.500, impossible with this draft length" in line
     assert line.endswith("slower than plain decoding")
 
 

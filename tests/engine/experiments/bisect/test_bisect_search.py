@@ -120,7 +120,7 @@ def test_suspects_that_cannot_be_judged_are_named_together() -> None:
     search = searched(row(40), builds)
     assert found(search) == [[*range(28, 35)]]
     [fault] = search.faults
-    assert not fault.is_sure and fault.doubt == "6 before it could not be judged"
+    assert not fault.is_sure and fault.doubt == "6 before it could not be tested"
     text = "\n".join(report.lines(search))
     assert "one of 7 revisions up to 000000000 change 34" in text
     gives_up = searched(row(400), Builds(since(300), frozenset(range(1, 399))), most_skips=5)
@@ -146,20 +146,20 @@ def test_a_fault_mended_and_made_again_is_found_twice() -> None:
         assert fault.is_sure and fault.mended is not None
         earlier, later = (int(one.key, 16) for one in fault.mended)
         assert 4 <= earlier < 20 <= later < 32
-    assert "mended and made again" in "\n".join(report.lines(twice))
+    assert "fixed and broken again" in "\n".join(report.lines(twice))
     assert found(searched(row(33), Builds(outcome), n_probes=0)) == [[4]]
 
 
 def test_ends_that_do_not_differ_are_refused() -> None:
     for outcome, words in (
         (since(100), "pass the same checks"),
-        (since(0), "fail the same 1 checks, the first of them 'check 0'"),
+        (since(0), "fail the same 1 check, first 'check 0'"),
     ):
         with pytest.raises(BisectError, match=words):
             searched(row(9), Builds(outcome))
-    with pytest.raises(BisectError, match="The good end 000000000 does not build"):
+    with pytest.raises(BisectError, match="The good commit 000000000 does not build"):
         searched(row(9), Builds(since(3), frozenset([0])))
-    with pytest.raises(BisectError, match="The bad end 000000000 does not build"):
+    with pytest.raises(BisectError, match="The bad commit 000000000 does not build"):
         searched(row(9), Builds(since(3), frozenset([8])))
 
 
@@ -223,5 +223,5 @@ def test_a_judge_that_is_not_sure_is_said() -> None:
     search = searched(row(11), Builds(outcome))
     fault, real = search.faults
     assert found(search) == [[5], [8]]
-    assert fault.doubt.endswith("was judged twice, with different outcomes")
+    assert fault.doubt.endswith("was tested twice, with different outcomes")
     assert real.is_sure and not fault.is_sure

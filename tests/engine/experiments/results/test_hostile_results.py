@@ -133,10 +133,10 @@ def test_a_write_ahead_log_is_not_followed(copied: Path, tmp_path: Path) -> None
         file.execute("UPDATE results SET number = number + 1")
         file.commit()
         left = Path(shutil.copytree(copied.parent, tmp_path / "left")) / copied.name
-    assert "left/results.sqlite is kept with a write-ahead log (results.sqlite-wal" in refusal(left)
+    assert "left/results.sqlite has a write-ahead log (results.sqlite-wal" in refusal(left)
     for log in left.parent.glob("*-wal"), left.parent.glob("*-shm"):
         next(log).unlink()
-    assert "is kept with a write-ahead log, as no sweep" in refusal(left)
+    assert "has a write-ahead log, which sweeps" in refusal(left)
 
 
 @pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import OptionError
-from engine.experiments.sweep.plan import MOST_JOBS, SweepPlan, read_plan
+from engine.experiments.sweep.plan import (
+    MOST_JOBS,
+    SweepPlan,
+    read_plan,
+    run_options,
+    settings_of,
+    typed_values,
+)
+from engine.experiments.sweep.plan import write_plan as plan_in
 from engine.experiments.sweep.worker import SweepWorker
 from resources import DEMO_DRAFT, DEMO_SWEEP, DEMO_TARGET
 from tests.support.shared_cases import case
@@ -134,7 +142,7 @@ JOB = '[[jobs]]\nmodel = "demo"\nprompt = "x"\n'
         (JOB + "seed = 1979-05-27", "is not a whole number"),
         (JOB + "seed = 0x" + "f" * 5000, "jobs 1, seed = a number is not a number that fits"),
         (JOB + "seed = " + "9" * 5000, "is not valid TOML"),
-        (JOB + "[settings]\nspec-synth-rates = '1'", "nothing to accept. Name a drafter"),
+        (JOB + "[settings]\nspec-synth-rates = '1'", "no drafter is given. Name a drafter"),
         (JOB + "spec-type = '\x80one'", "--spec-type \N{REPLACEMENT CHARACTER}one is unknown"),
         ("[grid]\n" + "x = " + "[" * 5000 + "]" * 5000, "is not valid TOML"),
     ],
@@ -200,3 +208,47 @@ def test_an_mtp_file_is_loaded_where_draft_mtp_is_used(tmp_path: Path) -> None:
     done = SweepWorker().run(first, None)
     assert not done.error
     assert done.figures["draft_n"] > 0
+
+
+def test_settings_of_options_make_these_options_again() -> None:
+    options = run_options(
+        {
+            "spec-type": "draft-mtp,ngram-map-k4v",
+            "spec-draft-n-max": 5,
+            "spec-tree": "2,1",
+            "logit-bias": ["7-0.5", "9+2"],
+            "temp": 0.25,
+            "ignore-eos": True,
+            "fault": ["stale-plane"],
+            "parallel": 3,
+        }
+    )
+    assert run_options(settings_of(options)) == options
+    assert settings_of(run_options({})) == {}
+
+
+def test_typed_values_have_the_kind_of_their_key() -> None:
+    assert typed_values("spec-draft-n-max", "1, 2,,3") == [1, 2, 3]
+    assert typed_values("temp", "0, 0.5") == [0, 0.5]
+    assert typed_values("spec-type", "none, draft-mtp+ngram-mod") == ["none", "draft-mtp,ngram-mod"]
+    assert typed_values("ignore-eos", "true, false") == [True, False]
+    assert typed_values("threads", "1") == [1]
+    assert typed_values("logit-bias", "302+1.5") == ["302+1.5"]
+    with pytest.raises(OptionError, match="threads: 0 is not a whole number from 1"):
+        typed_values("threads", "0")
+
+
+def test_a_written_plan_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    model = tmp_path / 'a "model"\x7f\u00e9 \U0001f600\\n.gguf'
+    model.write_bytes(b"")
+    common = {"model": str(model)}
+    read = plan_in(tmp_path / "new", "t", ["one\r\n", "\x7f"], common, [{"seed": [1, 2]}])
+    assert [job.model for job in read.jobs] == [model] * 2
+    assert [job.prompts for job in read.jobs] == [("one\r\n", "\x7f")] * 2
+    again = read_plan(read.path, BUNDLED)
+    assert [job.key for job in again.jobs] == [job.key for job in read.jobs]
+    with pytest.raises(OptionError, match="File exists"):
+        plan_in(tmp_path / "new", "t", ["one"], common, [{"seed": 1}])
+    with pytest.raises(OptionError, match="is missing"):
+        plan_in(tmp_path / "other", "t", ["one"], {}, [{"seed": 1}])
+    assert not (tmp_path / "other").exists()

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import OptionError, TraceFileError
+from engine.errors import Cancelled, DraftscopeError, OptionError, TraceFileError
 from engine.experiments.results.reader import read_results
 from engine.experiments.results.table import RESULTS_FILE
 from engine.experiments.results.writer import JobResult
 from engine.experiments.sweep.plan import SweepJob
 from engine.experiments.sweep.sweep import Sweep, TraceOf, one_by_one
+from engine.experiments.sweep.worker import SweepWorker
 from tests.support.sweeps import CountingWorker, instantly, plan_of, result_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -127,9 +128,10 @@ def test_a_full_disk_ends_a_sweep_that_goes_on_once_there_is_room(tmp_path: Path
     execute = partial(one_by_one, make_worker=FullWorker)
     with (
         Sweep(plan, out) as sweep,
-        pytest.raises(OptionError, match=r"No space left on device\. Free some space"),
+        pytest.raises(DraftscopeError, match=r"No space left on device\. Free some space") as full,
     ):
         list(sweep.run(execute))
+    assert not isinstance(full.value, OptionError), "no option is to blame for a full disk"
     assert read_results(out / RESULTS_FILE).n == 1, "the second job is to do"
     (out / "room").touch()
     with Sweep(plan, out) as sweep:
@@ -143,8 +145,9 @@ def test_a_row_that_finds_no_room_ends_a_sweep_that_goes_on(tmp_path: Path) -> N
     with Sweep(plan, out, traces=False) as sweep:
         n_pages = sweep._writer._file.execute("PRAGMA page_count").fetchone()[0]
         sweep._writer._file.execute(f"PRAGMA max_page_count = {n_pages}")
-        with pytest.raises(OptionError, match="database or disk is full"):
+        with pytest.raises(DraftscopeError, match="database or disk is full") as full:
             list(sweep.run(instantly_with_long_facts))
+    assert not isinstance(full.value, OptionError), "no option is to blame for a full disk"
     with Sweep(plan, out, traces=False) as sweep:
         assert sweep.n_done == 0
         list(sweep.run(instantly_with_long_facts))
@@ -174,7 +177,7 @@ def test_a_job_that_ends_its_process_is_a_row_like_any_other(tmp_path: Path) -> 
     assert [job.number for job, _ in results] == [1, 2, 3]
     assert [result.error for _, result in results] == [
         "",
-        "The process that ran the job ended with status 7. See whether memory is enough.",
+        "The process that ran the job ended with status 7. Check the memory needed.",
         "",
     ]
 
@@ -186,3 +189,28 @@ def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
     next(results)
     results.close()
     assert begun(tmp_path / "log") == [1]
+
+
+def test_a_job_under_way_is_ended_with_its_process_when_cancelled(tmp_path: Path) -> None:
+    (job, *_), log = plan_of(tmp_path, 1, 2).jobs, tmp_path / "log"
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        for _ in one_by_one([job], lambda _: None, partial(SleepingWorker, log), log.exists):
+            pass
+    assert time.monotonic() - began < 60
+    pid = int(log.read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+class SleepingWorker(SweepWorker):
+    """Notes its process, then takes ten minutes."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def run(self, job: SweepJob, trace: Path | None, files: Sequence[Path] = ()) -> JobResult:
+        (new := self._log.with_suffix(".new")).write_text(str(os.getpid()))
+        new.rename(self._log)
+        time.sleep(600)
+        return JobResult()

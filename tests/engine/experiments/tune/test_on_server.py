@@ -18,6 +18,8 @@ from engine.errors import ApiKeyError, OptionError, PeerLibraryError, ServerErro
 from engine.experiments.bench.llama_programs import free_port, served, started
 from engine.experiments.bench.request import PLAIN
 from engine.experiments.bench.server_speed import TimedServer
+from engine.experiments.tune.advice import verdict
+from engine.experiments.tune.confirm import Confirmed
 from engine.experiments.tune.lengths import at_best, recorded
 from engine.experiments.tune.on_server import ServerPlan, tune_server
 from tests.support.fake_llama_server import drawn_rounds, round_ms, tokens_per_round
@@ -144,14 +146,16 @@ def test_servers_that_run_are_compared() -> None:
     ):
         running = {PLAIN: urls[0], "mtp": urls[1]}
         found = tune_server(ServerPlan(["a"], running=running, n_predict=16))
-    with pytest.raises(OptionError, match="None of the servers is called plain"):  # none is asked
+    with pytest.raises(
+        OptionError, match="None of the servers has the name plain"
+    ):  # none is asked
         tune_server(ServerPlan(["a"], running={"mtp": urls[1]}, n_predict=16))
     assert found.verdict.chosen == "mtp"
     assert found.flags is None
 
 
 def test_what_goes_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no program 'nowhere"):
+    with pytest.raises(OptionError, match="program 'nowhere"):
         tune_server(ServerPlan(["a"], "nowhere -m x", drafters=("draft-mtp",)))
     with pytest.raises(OptionError, match="quotation"):
         tune_server(ServerPlan(["a"], "python 'x", drafters=("draft-mtp",)))
@@ -183,7 +187,7 @@ def test_commands_with_variables_and_quotes_are_started_with_the_flags(
 def test_a_command_has_no_flags_that_settings_change(tmp_path: Path, flag: str) -> None:
     """None is started, though plain decoding, which comes first, has no such flag."""
     starts, kept = tmp_path / "starts", tmp_path / "kept"
-    with pytest.raises(OptionError, match=f"has {flag} itself"):
+    with pytest.raises(OptionError, match=f"has {flag}, which the settings change"):
         tune_server(plan("--started", starts, flag, 1, kept=kept))
     assert not starts.exists()
     few = {"lengths": (1,), "floors": (), "pairs": 1}
@@ -206,7 +210,7 @@ def test_two_models_are_not_compared() -> None:
     ):
         names = dict(zip((PLAIN, "small"), ports, strict=True))
         running = {name: f"http://127.0.0.1:{port}" for name, port in names.items()}
-        with pytest.raises(OptionError, match="of 27,000,000,000 and 1,000,000,000 parameters"):
+        with pytest.raises(OptionError, match=": 27,000,000,000 and 1,000,000,000 parameters"):
             tune_server(ServerPlan(["a"], running=running, n_predict=16))
 
 
@@ -222,14 +226,48 @@ def test_an_answer_is_waited_for_until_the_time_is_over(slow: tuple[str, float])
     words = [PROGRAM, *slow, "--port", port]
     with served(Path(sys.executable), words, port, 60.0, "") as server:
         server.until = time.monotonic() + 0.5
-        with pytest.raises(ServerError, match="had not answered a request when the time was over"):
+        with pytest.raises(ServerError, match="did not answer a request within the time limit"):
             server.ask(["a"], 16, ignore_eos=True)
         assert time.monotonic() < server.until + 20  # all events would take 200 s
 
 
 def test_a_slow_server_is_given_up_after_twice_the_time() -> None:
-    with pytest.raises(ServerError, match="Give it more time, as with --budget"):
+    with pytest.raises(ServerError, match="Give it more time with --budget"):
         tune_server(plan("--event-s", 0.1, most_s=3.0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are listed")
+@pytest.mark.parametrize(("n_fast", "n_pairs"), [(16, 2), (10, 0)])
+def test_the_pairs_measured_when_the_time_ends_give_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], n_fast: int, n_pairs: int
+) -> None:
+    """9 requests come before the pairs, 2 with their servers, 2 of each pair."""
+    requests, kept = tmp_path / "requests", tmp_path / "kept"
+    slow = command("--requests", requests, "--slow-after", n_fast, "--wait-s", 60, "--rate", 0.9)
+    words = ["--lengths", "3", "-n", "16", "--limit", "2", "--spec-type", "draft-simple"]
+    words += ["--spec-synth-rates", "0.9,0.8,0.7"]
+    assert main(["tune", "--server", slow, *words, "--budget", "4", "--keep", str(kept)]) == 1
+    out, _ = capsys.readouterr()
+    about = f"plain and draft-simple, n_max 3: the time ended after {n_pairs} of 6 pairs"
+    assert about in out
+    assert "do not speculate" not in out
+    assert "flags of the fastest so far for llama-server: --spec-type draft-simple" in out
+    assert ("in alternation:" in out) is (n_pairs > 0)
+    assert not _running(str(requests))
+
+
+def test_a_verdict_so_far_is_what_pairs_show() -> None:
+    plain, fast = Confirmed(PLAIN, (10.0,) * 7, 0, 0, ()), Confirmed("x", (12.0,) * 7, 0, 0, ())
+    once = {PLAIN: 10.0, "x": 9.0}
+    assert verdict([plain, fast], 12, once).chosen == "x", "seven equal signs show it"
+    few = [replace(one, speeds=one.speeds[:3]) for one in (plain, fast)]
+    open_ = verdict(few, 12, once)
+    assert (open_.chosen, open_.fastest) == ("", "x")
+    assert "after 3 of 12 pairs; so far x has 1.20 times" in open_.lines[-1]
+    assert "p 0.250" in open_.lines[0]
+    alone = verdict([], 12, once)
+    assert (alone.chosen, alone.fastest) == ("", PLAIN)
+    assert alone.lines == [alone.undecided]
 
 
 def _running(word: str) -> list[str]:

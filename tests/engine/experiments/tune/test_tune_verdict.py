@@ -45,11 +45,11 @@ def test_six_of_six_is_faster_and_five_of_six_is_not_shown() -> None:
     clear = verdict([plain, confirmed("x", *[12.0] * 6), confirmed("y", *[11.0] * 5, 13.0)])
     assert (clear.chosen, clear.fastest) == ("x", "x")
     assert "1.20 times" in clear.lines[0]
-    assert "no difference shown between x and y" in clear.lines[1]
+    assert "no significant difference between x and y" in clear.lines[1]
     unclear = verdict([plain, confirmed("x", *[12.0] * 5, 9.0)])
     assert (unclear.chosen, unclear.fastest) == (PLAIN, "x")
-    assert "no difference shown" in unclear.lines[0]
-    assert "leave drafting off" in unclear.lines[-1]
+    assert "no significant difference" in unclear.lines[0]
+    assert "do not use drafts" in unclear.lines[-1]
     slower = verdict([plain, confirmed("x", *[9.0] * 6)])
     assert slower.chosen == PLAIN
     assert "x is slower than plain" in slower.lines[0]

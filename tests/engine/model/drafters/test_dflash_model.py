@@ -148,7 +148,7 @@ def _with(name, array):
         (WINDOWED, {"dflash.hyper_connection.count": 4}, None, "2 key-value heads, where"),
         (WINDOWED, {}, _without("blk.1.attn_k.weight"), "blk.1.attn_k.weight: the tensor is miss"),
         (WINDOWED, {}, _with("d2t", np.arange(1, 221) * 2), "outside the target's ids 0..383"),
-        (WINDOWED, {}, _with("blk.0.post_norm.weight", np.ones(64, "f4")), "has no place in"),
+        (WINDOWED, {}, _with("blk.0.post_norm.weight", np.ones(64, "f4")), "is not used by"),
         (SELECTING, {"dflash.conv_group_size": 10}, None, "10 channels of 64 are no whole number"),
         (SELECTING, {}, _without("selector_successor.weight"), "selector_successor.weight: the te"),
         (SELECTING, {}, _without("blk.0.ffn_conv_base"), "blk.0.ffn_conv_base: the tensor is mis"),

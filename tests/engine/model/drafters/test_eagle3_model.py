@@ -82,7 +82,7 @@ def _ids(first):
         ({"eagle3.block_count": 2}, None, "block_count is 2, and EAGLE-3 drafters have one block"),
         ({"eagle3.target_layers": [1, 2]}, None, "2 layers where 3 are needed"),
         ({"eagle3.target_layers": [0, 2, 9]}, None, "reads the input of layer 9, and"),
-        ({"eagle3.norm_before_fc": False}, None, "enc.output_norm.weight has no place"),
+        ({"eagle3.norm_before_fc": False}, None, "enc.output_norm.weight is not used by"),
         ({}, _without("fc.weight"), "tensor fc.weight: the tensor is missing"),
         ({}, _without("token_embd.weight"), "has no token_embd.weight, and that of"),
         ({}, _without("d2t"), r"output.weight: shape \[200, 48\] where \[384, 48\]"),
@@ -90,7 +90,7 @@ def _ids(first):
         ({}, _with("d2t", _ids(-1)), r"number 0 is -1, outside the target's ids"),
         ({}, _with("d2t", _ids(5)), "an id of the target occurs twice"),
         ({}, _with("d2t", np.zeros(200, np.float32)), "F32 of shape"),
-        ({}, _with("fc.bias", np.zeros(48, np.float32)), "fc.bias has no place"),
+        ({}, _with("fc.bias", np.zeros(48, np.float32)), "fc.bias is not used by"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_in_a_sentence(tmp_path, keys, tensors, message):

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.audit.deviations import CLEAN
 from engine.audit.recorded_drafts import RecordedDraft
-from engine.observe.drafter_diff.candidate_mistakes import observed, of_choice, of_map, of_shards
+from engine.observe.drafter_diff.candidate_mistakes import (
+    OfText,
+    observed,
+    of_choice,
+    of_map,
+    of_shards,
+)
+from engine.observe.drafter_diff.guesses import Guess
 from engine.observe.drafter_diff.records import one_for_one
+from engine.observe.drafter_diff.redraft import Redrafter
+from engine.observe.drafter_diff.wrong_drafts import EXACT_TIE
 
 _ROW = {7: 4.0, 3: 3.0, 5: 2.9, 9: -1.0}
 
@@ -21,9 +34,9 @@ def _best(about: str, text: list[int]) -> int:
 
 def test_ranks_and_penalties() -> None:
     assert [_best(f"rank {n}", []) for n in (2, 3, 4)] == [3, 5, 9]
-    assert _best("twice in a row", [7]) == 3 and _best("twice in a row", [7, 1]) == 7
-    assert _best("no token of the last 64", [7, 3, 1]) == 5
-    assert _best("no token of the last 2 ", [7, 3, 1]) == 7
+    assert _best("of the last 1 is", [7]) == 3 and _best("of the last 1 is", [7, 1]) == 7
+    assert _best("no token of the last 64 is", [7, 3, 1]) == 5
+    assert _best("no token of the last 2 is", [7, 3, 1]) == 7
     assert _best("less than about 1.5", []) == 3 and _best("less than about 0.5", []) == 7
     assert _best("last 16 tokens are penalised, by about 1.5", [7, *[1] * 15]) == 3
     weaker = "last {} tokens are penalised, by about {}"
@@ -34,10 +47,42 @@ def test_ranks_and_penalties() -> None:
     (change,) = (change for words, change in of_choice() if weaker.format(64, 1.35) in words)
     assert list(change(_ROW, [3, 9])) == [7, 5, 3, 9]
     assert change(_ROW, [9])[9] == -1.35
-    lower = "last 64 tokens are lowered by {} or so (presence"
+    lower = "last 64 tokens are lowered by about {} (presence"
     assert _best(lower.format(0.5), [7]) == 7 and _best(lower.format(1.5), [7]) == 3
-    for_each = "last 64 tokens are lowered by 0.5 or so each time (frequency"
+    for_each = "last 64 tokens are lowered by about 0.5 each time (frequency"
     assert _best(for_each, [7, 7]) == 7 and _best(for_each, [7, 1, 7, 7]) == 3
+
+
+def test_what_is_drafted_may_not_be_shown_to_the_sampler() -> None:
+    """Penalties and tokens left out go by the text alone; Redrafter._apart gives them that."""
+    of_text = {about: change for about, change in of_choice() if isinstance(change, OfText)}
+    assert [*of_text["no token of the last 1 of the text alone is drafted"](_ROW, [3, 7])] == [
+        3,
+        5,
+        9,
+    ]
+    weaker = of_text[
+        "candidates in the last 8 tokens of the text alone are penalised, by about 1.5"
+    ]
+    assert next(iter(weaker(_ROW, [7]))) == 3
+    made: Any = Redrafter.__new__(Redrafter)
+    made._side, made._tree = SimpleNamespace(text=[1, 7, 2]), ()
+    made._stood_in, made._tie = set(), EXACT_TIE
+    draft = RecordedDraft(1, 1, [3, 7], [], 0, 0, 0.0, 2)
+    right = Guess("", "", CLEAN, made._side, None)
+    for change, n_left in (
+        (of_text["no token of the last 1 of the text alone is drafted"], 1.0),
+        (None, 1.0),
+    ):
+        apart = made._apart(replace(right, change=change))
+        assert apart(draft, [_ROW, _ROW]) == n_left
+    newest = replace(right, change=OfText(_seen_tokens, [3, 7]))
+    assert made._apart(newest)(draft, [_ROW, _ROW]) == 2.0
+
+
+def _seen_tokens(known: list[int], row: Any, text: Any) -> Any:
+    assert [*text] == [1, 7], "no drafted token is among them"
+    return {9: 1.0, 5: -9.0}
 
 
 def test_wrong_maps_of_ids() -> None:
@@ -85,7 +130,7 @@ def test_what_drafts_show_of_ids() -> None:
     assert any("2 too low" in words for words in said(right - 2))
     assert any("up to 30" in words for words in said(right.clip(max=30)))
     cut = np.where((right >= 20) & (right < 40), 5, right)
-    assert any("a part of the head is cut" in words for words in said(cut))
+    assert any("the head lacks them" in words for words in said(cut))
     favoured = np.where(np.arange(36).reshape(12, 3) % 4, right, 61)
     assert sum("token 61 is favoured" in words for words in said(favoured)) > 3
     frequent = np.bincount(right.flat).argmax()
@@ -123,13 +168,13 @@ def test_a_head_may_be_cut_in_later_tokens_alone() -> None:
 
 def test_logits_may_be_rounded_and_heads_put_together_in_another_order() -> None:
     row = {7: 3.1, 2: 2.9, 5: 0.2}
-    about = "logits are rounded to steps of 1, and of equal ones the lowest id is drafted"
+    about = "logits are rounded to steps of 1, and ties go to the lowest id"
     rounded = dict(of_choice())[about]
     assert [*rounded(row, [])] == [2, 7, 5]
     first, second, *_ = rounded(row, []).values()
     assert first > second  # else either would be right
     turned = dict(of_shards(8))
-    about = "{} parts of the output head are in another order ({}): ids are others"
+    about = "{} parts of the output head are in the wrong order ({}): ids differ"
     assert [*turned[about.format(2, "reverse")](row, [])] == [3, 6, 1]
     assert [*turned[about.format(4, "moved round")](row, [])] == [1, 4, 7]
     assert not [*of_shards(7)]

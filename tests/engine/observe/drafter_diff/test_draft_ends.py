@@ -36,12 +36,12 @@ def _ends(number: str, n_min: int = 0) -> list[DraftEnd]:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        ("product", "the product of all of a draft"),
-        ("before", "that of the token before"),
-        ("sent", "after that was sent, too"),
-        ("later", "but for the first 1 of a draft"),
-        ("last three", "but for the first 2 of a draft"),
-        ("first two", "but of the first 2 of a draft alone"),
+        ("product", "the product over the draft"),
+        ("before", "that of the previous token"),
+        ("sent", "after the token was sent"),
+        ("later", "except for the first 1 of a draft"),
+        ("last three", "except for the first 2 of a draft"),
+        ("first two", "but only for the first 2 of a draft"),
         ("of all", "over the whole vocabulary"),
     ],
 )
@@ -53,8 +53,8 @@ def test_a_number_that_is_compared_in_place_of_the_share_is_named(number: str, s
 
 def test_bounds_are_named_where_the_number_is_right() -> None:
     for drafts, p_min, said in (
-        (_ends("share", 3), _P_MIN, "n_min of 3, not 0"),
-        (_ends("share"), 0.8, "p_min of about 0.5, not 0.8"),
+        (_ends("share", 3), _P_MIN, "n_min were 3 instead of 0"),
+        (_ends("share"), 0.8, "p_min were about 0.5 instead of 0.8"),
     ):
         assert said in ends_words(drafts, wrong_ends(drafts, p_min, 0), p_min, 0)[0]
     assert not wrong_ends(_ends("share"), _P_MIN, 0)

@@ -21,7 +21,14 @@ from engine.draft import ngram_cache
 from engine.draft.model_drafter import ModelDrafter
 from engine.errors import OptionError, UnsupportedModelError
 from engine.observe.drafter_diff.diff import DrafterDiff, PairDiff, drafter_diff
-from engine.observe.drafter_diff.records import NEAR_CHOICE, RULE, Cause, _dropped, prompt_cause
+from engine.observe.drafter_diff.records import (
+    NEAR_CHOICE,
+    RULE,
+    Cause,
+    _dropped,
+    length_causes,
+    prompt_cause,
+)
 from engine.observe.drafter_diff.sides import sides_of
 from engine.observe.drafter_diff.target_choices import TargetChoices
 from engine.observe.files.importing import import_file
@@ -68,7 +75,7 @@ def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     assert played.right and played.says_which, str(played)
 
 
-@pytest.mark.parametrize("name", ["prompt alone", "second choice"])
+@pytest.mark.parametrize("name", ["only the prompt", "second choice"])
 @pytest.mark.thinned(4)
 def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     played = play_planted(name, 9119)
@@ -143,13 +150,13 @@ def test_what_another_sequence_taught_a_look_up_is_no_mistake() -> None:
 def test_look_ups_of_fewer_tokens_are_named() -> None:
     likely = ngram_cache.most_likely
     about = about_look_ups("most_likely", [partial(_of_the_last, likely, n) for n in (4, 2)])
-    assert "n-grams of no more than 2 tokens" in about
+    assert "n-grams of at most 2 tokens" in about
 
 
 def test_a_constant_of_a_look_up_is_named() -> None:
     lax = ngram_cache.LAX
     about = about_look_ups("LAX", [lax, tuple((0, share) for _, share in lax)])
-    assert "no least number of observations" in about
+    assert "no minimum number of observations" in about
 
 
 def _of_the_last(likely: Any, n: int, find: Any, tail: Any, *more: Any) -> Any:
@@ -184,10 +191,10 @@ _STEP = ModelDrafter._step
 @pytest.mark.parametrize(
     ("reasons", "words", "stage"),
     [
-        ({"", "non-finite"}, "not finite", "target rows"),
-        ({""}, "a full cont", "target rows"),
+        ({"", "non-finite"}, "NaN or infinite", "target rows"),
+        ({""}, "context is full", "target rows"),
         ({"", "limit"}, "its context is full", "drafter state"),
-        ({"", "state-behind"}, "its state is not that of the text", "drafter state"),
+        ({"", "state-behind"}, "its state does not match the text", "drafter state"),
     ],
 )
 def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, stage: str) -> None:
@@ -209,7 +216,33 @@ def test_why_a_drafter_stops_drafting_is_said(reasons: set[str], words: str, sta
     assert [one.stage for one in _dropped(*both, 50)] == ["candidates"]
 
 
-@pytest.mark.parametrize(("n_accepted", "words"), [(1, "accepted whole"), (0, "nothing was acc")])
+def test_drafts_may_be_shorter_only_after_a_rejection() -> None:
+    """Not by a floor on the probability, though a token that is left out is less sure."""
+    top = [{5: 0.4}, {5: 0.5}, {5: 0.6}]
+    kept = [3 if i % 3 else i % 2 for i in range(24)]
+    own = [RecordedDraft(i, 4 * i, [5] * 3, top, n, 0, 0.0, 3) for i, n in enumerate(kept)]
+    cut = [
+        two._replace(tokens=[5] * 2, tops=top[:2], n_drafted=2) if one.n_accepted < 2 else two
+        for one, two in pairwise([own[1], *own])
+    ]
+    a, b = (
+        SimpleNamespace(name=name, drafts=drafts, plain=[], text=[5] * 200, n_prompt=0)
+        for name, drafts in (("A", own), ("B", cut))
+    )
+    for side in (a, b):
+        side.prompt, side.reasons, side.looks_up, side.knows_all = (), set(), False, True
+        side.has_lengths, side.always_drafts, side.n_beyond = True, True, 0
+        side.advance = lambda _: None
+    both: Any = a, b
+    pairs: Any = [*zip(own, cut, strict=True)]
+    (cause,) = length_causes(*both, pairs)
+    assert cause.about == "B drafts fewer tokens than A, only after a rejection."
+    b.drafts = [*cut[:-1], cut[-1]._replace(n_drafted=2, tokens=[5] * 2)]
+    (cause,) = length_causes(*both, [*zip(own, b.drafts, strict=True)])  # type: ignore[arg-type]
+    assert "another p_min" in cause.about
+
+
+@pytest.mark.parametrize(("n_accepted", "words"), [(1, "fully accepted"), (0, "without acc")])
 def test_after_which_drafts_there_is_none_is_said(n_accepted: int, words: str) -> None:
     top = [{5: 0.4}]
     own = [RecordedDraft(i, 2 * i, [5], top, i % 3 == 2, 0, 0.0, 1) for i in range(40)]
@@ -292,7 +325,7 @@ def test_runs_of_two_vocabularies_are_refused_and_few_drafts_are_said_to_be_few(
     assert drafter_diff(*refs).first is None
     pieces.update((i, b"x" + text) for i, text in [*pieces.items()])
     for model in (None, target):
-        with pytest.raises(OptionError, match="two vocabularies"):
+        with pytest.raises(OptionError, match="different vocabularies"):
             drafter_diff(*refs, model)
 
 
@@ -313,7 +346,7 @@ def test_runs_of_two_drafters_are_refused() -> None:
     for drafter in ("draft-mtp", "suffix"):
         run = decode(session(name), [prompt_of(name)], options_of(24, drafter))
         refs.append(RunRef(run.trace, run.run_id))
-    with pytest.raises(OptionError, match="two drafters: draft-mtp and suffix"):
+    with pytest.raises(OptionError, match="different drafters: draft-mtp and suffix"):
         drafter_diff(*refs)
 
 
@@ -334,7 +367,9 @@ def test_a_run_of_another_model_is_refused_where_its_prompt_is_another_one_too()
         run = decode(own, [prompt], options_of(24, "draft-mtp"))
         refs.append(RunRef(run.trace, run.run_id))
     # in another compute mode the size of its weights does not show it
-    with pytest.raises(UnsupportedModelError, match="The text of B is not this model's"):
+    with pytest.raises(
+        UnsupportedModelError, match="The text of B was not generated by this model"
+    ):
         drafter_diff(*refs, opened("mtp", "bf16"))
 
 
@@ -393,6 +428,6 @@ def test_servers_that_accept_by_other_rules_differ_in_their_rule_and_no_draft_is
         assert first is not None and first.stage == "acceptance rule"
         assert "rule match in A, rejection in B" in first.about
     (pair,) = drafter_diff(shown, drawing, opened("mtp")).pairs
-    assert any("draws its tokens" in one.fact for one in pair.missing)
+    assert any("samples its tokens" in one.fact for one in pair.missing)
     cold.facts.accept_rule = "rejection"
     assert drafter_diff(cold, cold, opened("mtp")).first is None

@@ -14,6 +14,7 @@ from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff import mistakes
 from engine.observe.drafter_diff.mistakes import Mistakes
 from engine.observe.drafter_diff.operations import PartChange
+from engine.observe.drafter_diff.tensor_changes import rounded_by_pass
 from engine.observe.drafter_diff.wrong_drafts import places_of
 
 
@@ -21,9 +22,17 @@ def test_rows_may_be_wrong_in_a_beginning_of_the_prompt_or_in_all_but_its_end() 
     draft = RecordedDraft(1, 20, [7, 7], [], 1, 0, 0.0, 2)
     places = places_of(DraftedText(0, range(30), [20, 22], None, [draft]))
     assert places["the first 8 tokens"] == range(8)
-    assert places["the prompt but its last 8 tokens"] == range(12)
+    assert places["the prompt except its last 8 tokens"] == range(12)
     assert places["accepted tokens"] == [21]
     assert "the first 32 tokens" not in places
+    assert places["the prompt's last 8 tokens"] == range(12, 20)
+    assert places["every third token from 2 on"] == range(2, 30, 3)
+
+
+def test_rows_may_be_rounded_with_one_scale_for_a_pass() -> None:
+    table = torch.tensor([[4.0, 1.0], [8.0, 1.0], [0.3, 1.0]])
+    found = rounded_by_pass(3, [2, 1], table)
+    assert found.tolist() == [[pytest.approx(16 / 3), 0], [8, 0], [pytest.approx(1 / 3), 1]]
 
 
 def test_rows_before_passes_of_a_prompt_may_be_those_of_their_ends() -> None:
@@ -33,9 +42,8 @@ def test_rows_before_passes_of_a_prompt_may_be_those_of_their_ends() -> None:
     found = {
         one.about: one.text.table.flatten().tolist() for one in islice(made._of_some_rows(), 10)
     }
-    apart = found[
-        "Rows before a prompt's later passes, of 4 tokens, its last 4 apart, are the last of these."
-    ]
+    later = "of 4 tokens, its last 4 tokens in a separate pass"
+    apart = found[f"Rows before a prompt's later passes, {later}, are the last of these."]
     assert apart == [0, 1, 2, 6, 4, 5, 10, 7, 8, 9, 10, 11, 12, 13]
     first = found["Rows of a prompt's later passes, of 4 tokens, are those of the first."]
     assert first[:12] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 11]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.audit.deviations import CLEAN, Deviation
+from engine.audit.deviations import CLEAN, TAKEN_BACK, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
 from engine.observe.drafter_diff.guesses import Guess, Trials
@@ -166,13 +166,13 @@ def test_what_gives_the_same_drafts_is_said_with_the_first_that_does(
     tried = [(replace(right, about=about, text=text), 0.34, False) for about in abouts]
     tried.insert(5, (replace(tried[4][0], stage="candidates", about="Zero at all."), 0.34, False))
     best, _ = trials.best(tried, *[text.drafts] * 3, text.drafts[:1], [])
-    others = "The same drafts come of this: Half as 4. Or: Zero. Or: Zero at all. Or: Zero 5."
+    others = "These would give the same drafts: Half as 4. Or: Zero. Or: Zero at all. Or: Zero 5."
     assert best is not None and best.about == f"Half as 2. {others}"
     parts = [(guess, share, True) for guess, share, _ in tried]
     few, _ = trials.best(parts, *[text.drafts] * 3, text.drafts[:1], [])
     assert few is not None and few.stage == "unexplained"
     which = "Half as 2. Or: Zero. Or: Zero at all. Or: Zero 5."
-    assert few.about == f"Too few drafts are wrong to say what is. It may be this: {which}"
+    assert few.about == f"Too few drafts are wrong to be sure of the cause. It may be: {which}"
     # where hardly any of many gives a draft, three of them are no chance
     many = [parts[3]] * 60 + parts
     best, _ = trials.best(many, *[text.drafts] * 3, text.drafts[:1], [])
@@ -217,6 +217,19 @@ def test_drafts_go_on_from_a_token_of_the_draft_before(which: str, tokens: list[
     redrafts = Redrafts(model, text, how)
     assert [redrafts._goes_on_from(draft, how) for draft in drafts] == tokens
     assert redrafts._goes_on_from(first, how) is None
+
+
+def test_positions_may_not_be_taken_back_after_a_rejection() -> None:
+    """Of a draft that follows another at once, by the tokens that were rejected of that one."""
+    _, text, model = _guess()
+    first, *drafts = _rounds()
+    text, how = replace(text, drafts=[first, *drafts]), Deviation("", "", off=TAKEN_BACK)
+    redrafts = Redrafts(model, text, how)
+    found = [redrafts._n_before(draft, how.off) for draft in [first, *drafts]]
+    rejected = [one.n_drafted - one.n_accepted for one in text.drafts]
+    assert found == [0, *rejected[:-1]] and any(found)
+    apart = replace(text, drafts=[first, drafts[0]._replace(pos0=first.pos0 + 40)])
+    assert Redrafts(model, apart, how)._n_before(apart.drafts[1], how.off) == 0
 
 
 class _Written(_Sums):
@@ -303,10 +316,10 @@ class _Told(StepwiseModel):
     ("about", "steps", "read"),
     [
         ("", None, [(4, 9, 0), (5, 1, 1), (6, 2, 2), (7, 3, 3)]),
-        ("the row that a step reads while it drafts is that of the step before", None, "0012"),
-        ("the row that a step reads while it drafts is that of the step before", [3], "0122"),
-        ("the row that a step reads while it drafts is what the step before", [2, 3], "0111"),
-        ("the token that a step reads while it drafts is that of the step before", None, "9912"),
+        ("the row that a step reads while it drafts is that of the previous step", None, "0012"),
+        ("the row that a step reads while it drafts is that of the previous step", [3], "0122"),
+        ("the row that a step reads while it drafts is what the previous step", [2, 3], "0111"),
+        ("the token that a step reads while it drafts is that of the previous step", None, "9912"),
         ("the position of a step is one too far", [2], "4577"),
         ("to the next one is about 2 times", None, "0246"),
     ],

@@ -86,7 +86,7 @@ def test_drafts_of_the_library_are_those_of_this_engine(
     [
         (np.zeros_like, "zeros"),
         (lambda rows: rows * 0.25, "0.25 times"),
-        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), "of the position before"),
+        (lambda rows: np.concatenate([rows[:1], rows[:-1]]), "of the previous position"),
     ],
 )
 def test_rows_of_the_target_that_are_wrong_are_named_first(
@@ -102,7 +102,7 @@ def test_rows_of_the_target_that_are_wrong_are_named_first(
 def test_other_drafters_are_refused() -> None:
     session = opened("mtp")
     for name in ("ngram-mod", "draft-simple"):
-        with pytest.raises(OptionError, match="not driven"):
+        with pytest.raises(OptionError, match="does not work"):
             decode_with_llama(session, None, session.prompt("a"), options_of(8, name), TraceStore())
 
 

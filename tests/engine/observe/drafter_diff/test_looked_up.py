@@ -115,10 +115,14 @@ _RIGHT: Learns = lambda n, of: n  # noqa: E731
 @pytest.mark.parametrize(
     ("name", "learns", "words"),
     [
-        ("ngram-map-k", lambda n, of: n - (n == of), "less than there are, only after a draft"),
-        ("ngram-map-k", lambda n, of: n or None, "what was accepted of its drafts, only after a"),
-        ("ngram-map-k4v", lambda n, of: 0 if 0 < n < of else n, "only after a draft that was acc"),
-        ("ngram-mod", lambda n, of: 0 if n < of else n, "LOW_ACCEPTANCE of 1"),
+        ("ngram-map-k", lambda n, of: n - (n == of), "too few, only after a"),
+        (
+            "ngram-map-k",
+            lambda n, of: n or None,
+            "how many of its tokens were accepted, only after a",
+        ),
+        ("ngram-map-k4v", lambda n, of: 0 if 0 < n < of else n, "only after a partly acc"),
+        ("ngram-mod", lambda n, of: 0 if n < of else n, "LOW_ACCEPTANCE were 1"),
     ],
 )
 def test_what_is_learned_after_some_outcomes_is_named(
@@ -134,12 +138,12 @@ def test_what_is_learned_after_some_outcomes_is_named(
         (
             "suffix",
             lambda tokens, last: tokens[: 1 if last[0] == last[1] else 9],
-            "no more than 1 token, only after a draft that was accepted whole",
+            "at most 1 token, only after a fully accepted draft",
         ),
         (
             "ngram-simple",
             lambda tokens, last: tokens[: 2 if 0 < last[0] < last[1] else 9],
-            "no more than 2 tokens, only after a draft that was accepted in part",
+            "at most 2 tokens, only after a partly accepted draft",
         ),
         ("ngram-mod", lambda tokens, last: tokens[last[0] == last[1] :], "lack their first token"),
     ],
@@ -152,13 +156,13 @@ def test_how_drafts_end_after_some_outcomes_is_named(name: str, drafts: Drafts, 
 @pytest.mark.parametrize(
     ("module", "changed", "stage", "words"),
     [
-        (ngram_mod, {"LOW_STREAK": 2}, "drafter state", "LOW_STREAK of 2, not 5"),
-        (ngram_mod, {"CHUNK": 90}, "drafter state", "CHUNK of 90, not 32"),
+        (ngram_mod, {"LOW_STREAK": 2}, "drafter state", "LOW_STREAK were 2, not 5"),
+        (ngram_mod, {"CHUNK": 90}, "drafter state", "CHUNK were 90, not 32"),
         *(
             (ngram_mod, {"N_ENTRIES": n, "_MASK": n - 1}, "drafter state", f"about {n} entries")
             for n in (64, 128, 512)
         ),
-        (ngram_cache, {"LAX": ngram_cache.STRICT}, "candidates", "LAX of the numbers of STRICT"),
+        (ngram_cache, {"LAX": ngram_cache.STRICT}, "candidates", "LAX were the numbers of STRICT"),
     ],
 )
 def test_another_number_of_a_look_up_is_named(
@@ -176,7 +180,7 @@ def test_another_number_of_a_look_up_is_named(
 
 def test_what_gives_the_same_look_ups_is_said_too() -> None:
     cause = _cause("ngram-simple", _RIGHT, lambda tokens, _: tokens[:2])
-    assert cause is not None and "The same drafts come of this: " in cause.about
+    assert cause is not None and "These would give the same drafts: " in cause.about
 
 
 def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
@@ -185,7 +189,7 @@ def test_tokens_that_follow_each_other_nowhere_are_of_another_text() -> None:
 
     cause = _cause("suffix", lambda n, _: n, foreign)
     assert cause is not None and cause.stage == "drafter state"
-    assert "follow each other nowhere in the text" in cause.about
+    assert "are nowhere in the text in this order" in cause.about
 
 
 def _learns_drafts(self: NgramCache, seq: int, history: History, last: int) -> Draft:
@@ -206,8 +210,8 @@ _LOOK_UP = NgramCache._look_up
 @pytest.mark.parametrize(
     ("look_up", "about"),
     [
-        (_learns_drafts, "It learns what it drafts, rejected tokens too."),
-        (_learns_all, "It learns n-grams that span two look-ups, too."),
+        (_learns_drafts, "It learns from its own drafts, including rejected tokens."),
+        (_learns_all, "It also learns n-grams that span two lookups."),
     ],
 )
 def test_what_a_cache_learns_otherwise_is_named(
@@ -236,4 +240,4 @@ def test_what_is_seen_of_a_round_may_be_other_tokens(name: str) -> None:
 
     cause = LookedUp(_side(name, _RIGHT, sees=again), _options(name)).cause()
     assert cause is not None and cause.stage == "drafter state"
-    assert "It sees each token of a round as the first one" in cause.about, str(cause)
+    assert "It sees each token of a round as its first one" in cause.about, str(cause)

@@ -27,6 +27,7 @@ from engine.observe.drafter_diff.operations import (
     part_changes,
     sites,
 )
+from engine.observe.drafter_diff.records import BLOCK, STATE
 from engine.observe.drafter_diff.tensor_changes import (
     Operation,
     called_with,
@@ -71,11 +72,11 @@ def test_each_change_acts_and_is_undone(eagle: Session) -> None:
     assert torch.equal(_hidden(eagle), right)
     said = [one.about for one, acts in zip(parts, acting, strict=True) if acts]
     # the head's own norm comes after these rows
-    assert [a for a in said if "`rms_norm` by `ffn_norm` in Eagle3._layers is left out" in a]
-    assert [a for a in said if "in Attention._turned (`attention` of Eagle3) is left out" in a]
+    assert [a for a in said if "`rms_norm` by `ffn_norm` in Eagle3._layers is skipped" in a]
+    assert [a for a in said if "in Attention._turned (`attention` of Eagle3) is skipped" in a]
     assert [a for a in said if "`attend_rows`" in a and "argument 0 0.5 times" in a]
-    assert [a for a in said if "`attend_rows`" in a and "gives zeros in its head 1" in a]
-    assert [a for a in said if "Projection.__call__ (`output` of Attention) gives 2 times" in a]
+    assert [a for a in said if "`attend_rows`" in a and "returns zeros in its head 1" in a]
+    assert [a for a in said if "Projection.__call__ (`output` of Attention) returns 2 times" in a]
     assert [a for a in said if "`join` in Eagle3._layers reads argument 0 in reverse order" in a]
     assert [a for a in said if "in RopeTables.at" in a and "argument 1 one too low" in a]
     added = "`add` in Eagle3._layers reads, as argument 0, what its `rms_norm` by `feature_norm`"
@@ -96,15 +97,15 @@ def test_matrices_tables_and_ids_are_other_ones(eagle: Session) -> None:
     ways = {one.about: one for one in parts}
     bits = "reads its matrix as if it were rounded to about 3 bits in blocks of 32"
     alone = f"its `linear` in Projection.__call__ (`fuse` of Eagle3) {bits}"
-    everywhere = f"everything that multiplies by a matrix {bits}"
+    everywhere = f"every matrix multiplication {bits}"
     assert len(ways[everywhere].changes) > 1
     for about in (everywhere, next(x for x in ways if x.startswith("its `linear`") and bits in x)):
         with in_place(ways[about].changes):
             assert not torch.equal(_hidden(eagle), right)
-    assert f"everything that multiplies by a matrix of Attention {bits}" in ways
+    assert f"every matrix multiplication of Attention {bits}" in ways
     assert alone not in ways  # what fuses rows is called for the table, not for these
     norm = "its `rms_norm` by `ffn_norm` in Eagle3._layers reads the target's `norm` of OutputHead"
-    with in_place(ways[f"{norm}, not its own"].changes):
+    with in_place(ways[f"{norm} instead of its own"].changes):
         found = _hidden(eagle)
     with in_place([(core, "_ffn_norm", eagle.model._output.norm)]):
         assert torch.equal(_hidden(eagle), found)
@@ -130,20 +131,26 @@ def test_a_layer_has_parts_of_the_one_before_it() -> None:
 def test_a_memory_is_given_other_keys_or_values() -> None:
     given: list[Any] = []
     cells = SimpleNamespace(update=lambda *kv: given.append(kv))
-    ways = {one.about: one for one in of_cells(cells)}
+    made = [*of_cells(cells)]
+    ways = {one.about: one for one in made}
+    stages = {(one.about, phase): one.stage for one in made for phase in one.phases}
+    mixed = "keys are written to its memory as values"
+    assert [stages[mixed, phase] for phase in ("", "write", "draft")] == [BLOCK, STATE, BLOCK]
+    rough = "the keys written to its memory are rounded to about 4 bits"
+    assert stages[rough, ""] == STATE, "as a quantised cache"
     k, v = torch.randn(2, 1, 3, 2, 8, generator=torch.manual_seed(3))
     rotated = "rotated by a Hadamard matrix"
-    for what, about in (("keys", rotated), ("values", "those of the token before in its pass")):
-        with in_place(ways[f"the {what} that its memory gets are {about}"].changes):
+    for what, about in (("keys", rotated), ("values", "those of the previous token in its pass")):
+        with in_place(ways[f"the {what} written to its memory are {about}"].changes):
             cells.update(0, k, v)
     (_, turned, own), (_, same, before) = given
     assert torch.equal(own, v) and torch.equal(same, k)
     assert torch.allclose(turned @ turned.transpose(-1, -2), k @ k.transpose(-1, -2), atol=1e-5)
     assert torch.equal(before[:, 1:], v[:, :-1]) and not torch.equal(turned, k)
-    with in_place(ways["the keys and values that its memory gets are less their mean"].changes):
+    with in_place(ways["the keys and values written to its memory are less their mean"].changes):
         cells.update(0, k)  # of layers that keep keys alone
     assert len(given[2]) == 2
-    with in_place(ways["the values that its memory gets are the keys"].changes):
+    with in_place(ways["keys are written to its memory as values"].changes):
         cells.update(0, k, v)
     assert given[3][2] is k and given[3][1] is k
 
@@ -153,7 +160,7 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
     core = core.model
     changes = part_changes(core, lambda: _hidden(eagle))
     (one,) = (
-        c for c in changes if c.about.endswith("by `feature_norm` in Eagle3._layers is left out")
+        c for c in changes if c.about.endswith("by `feature_norm` in Eagle3._layers is skipped")
     )
     module, own = sys.modules[type(core).__module__], rms_norm
     places: list[bool] = []
@@ -177,7 +184,7 @@ def test_a_call_is_changed_at_its_own_place_alone(eagle: Session) -> None:
 def test_a_rope_of_which_a_share_of_the_pairs_turns(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
-    half = dict(other_ropes(rope, ()))["turns the first 0.5 of its pairs alone"]
+    half = dict(other_ropes(rope, ()))["rotates only the first 0.5 of its pairs"]
     at = torch.tensor([[0, 7]])
     for one in (rope, half):
         one.reach(7)
@@ -192,7 +199,7 @@ def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
     own: RopeConfig = core.model._rope.config
     ways = dict(other_ropes(core.model._rope, ()))
     yarn, llama3 = (
-        ways[f"is scaled with a factor of 8 for contexts of more than 64 tokens, or so ({kind})"]
+        ways[f"is scaled with a factor of 8 for contexts of more than about 64 tokens ({kind})"]
         for kind in ("yarn", "llama3")
     )
     assert yarn.config == replace(own, scaling="yarn", factor=8.0, n_ctx_orig=64)
@@ -202,7 +209,7 @@ def test_ropes_are_scaled_as_files_have_it_and_not(eagle: Session) -> None:
     turns = frequencies * 64 / (2 * math.pi)
     assert torch.allclose(ratio[turns > 4], torch.tensor(1.0))
     assert torch.allclose(ratio[turns < 1], torch.tensor(0.125))
-    name = "is not scaled, as its file says"
+    name = "is not scaled, although its file says so"
     plain = dict(other_ropes(yarn, ()))[name]
     assert name not in ways and plain._inv_freq.tolist() == own.inverse_frequencies()
 
@@ -216,11 +223,11 @@ def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
     found = {about: change(partial(called_with, attend), by_place) for about, change in ways(one)}
     own = [i // 2 for i in range(4)]
     assert torch.allclose(attend(q, k[:, own], v[:, own], given[3]), one.result, atol=1e-6)
-    turns = found["gives heads of queries those of keys by turns"]
+    turns = found["assigns key heads to query heads in turn"]
     other = [i % 2 for i in range(4)]
     assert torch.allclose(turns, attend(q, k[:, other], v[:, other], given[3]), atol=1e-6)
     for factor, scale in ((8, 1.0), (0.125, 1 / 64)):
-        scaled = found[f"reads argument 0 {factor:g} times what it should be"]
+        scaled = found[f"reads argument 0 {factor:g} times the right value"]
         assert torch.allclose(scaled, attend(*given, scale=scale), atol=1e-6)
 
 
@@ -228,7 +235,7 @@ def test_attention_is_scaled_otherwise_and_shares_heads_otherwise() -> None:
 def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
     core: Any = opened("dflash2").drafts["draft-dflash"]
     selector = core.model.selector
-    about = "its `scale` of Selector is taken as 0.1, not 1"
+    about = "its `scale` of Selector is read as 0.1, not 1"
     (one,) = (one for one in part_changes(core.model, lambda: None) if one.about == about)
     with in_place(one.changes):
         assert (selector._scale, one.stage) == (0.1, "candidates")
@@ -242,7 +249,7 @@ def test_numbers_that_no_kernel_is_given_are_other_ones() -> None:
 def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     rope: RopeTables = core.model._rope
-    again = dict(other_ropes(rope, (3,)))["turns positions from 3 on as those from 0 on"]
+    again = dict(other_ropes(rope, (3,)))["rotates positions from 3 on as those from 0 on"]
     for one in (rope, again):
         one.reach(9)
     places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]])
@@ -252,9 +259,9 @@ def test_positions_that_begin_at_0_again_go_on_from_there(eagle: Session) -> Non
 def test_more_or_fewer_numbers_of_a_head_turn() -> None:
     (head,) = (opened("mtp").model.head,)
     assert head is not None
-    ropes = [one for one in part_changes(head, lambda: None) if "numbers of a head" in one.about]
+    ropes = [one for one in part_changes(head, lambda: None) if "dimensions of a head" in one.about]
     assert [one.about for one in ropes] == [
-        f"its rope turns {n} of the 64 numbers of a head, not 16" for n in (64, 32)
+        f"its rope rotates {n} of the 64 dimensions of a head, not 16" for n in (64, 32)
     ]
     (_, name, rope), *_ = ropes[0].changes
     own: RopeConfig = head._rope.config
@@ -267,7 +274,7 @@ def test_ropes_turn_by_numbers_that_people_choose(eagle: Session) -> None:
     core: Any = eagle.drafts["draft-eagle3"]
     ways = dict(other_ropes(core.model._rope, ()))
     own: RopeConfig = core.model._rope.config
-    slower = ways["turns by 0.667 times the angles"]._inv_freq
+    slower = ways["rotates by 0.667 times the angles"]._inv_freq
     assert torch.allclose(1.5 * slower, core.model._rope._inv_freq)
     based = {one.config.freq_base for one in ways.values() if one.config is not None}
     assert {5e5, 1e6} <= based
@@ -325,8 +332,8 @@ def test_some_heads_in_a_row_are_changed_alone() -> None:
         about: change(partial(called_with, _own), {0: rows}).view(3, 4)[:, 0].tolist()
         for about, change in ways(one)
     }
-    assert found["gives zeros in its first 2 heads"] == [0, 0, 2]
-    assert found["gives zeros in its last 2 heads"] == [2, 0, 0]
+    assert found["returns zeros in its first 2 heads"] == [0, 0, 2]
+    assert found["returns zeros in its last 2 heads"] == [2, 0, 0]
 
 
 def test_a_convolution_has_its_taps_in_reverse_order_or_reads_the_rows_after() -> None:

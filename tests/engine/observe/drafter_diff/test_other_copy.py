@@ -51,13 +51,13 @@ def test_a_change_of_one_file_of_a_copy_is_named_though_the_copy_prints(tmp_path
     (side,) = sides_of("B", run, session)
     cause = values_cause(session, side, values)
     assert cause is not None and (cause.stage, cause.side) == ("target rows", "B")
-    assert "`DraftEagle3._taken`" in cause.about and "3 times what it should be" in cause.about
+    assert "`DraftEagle3._taken`" in cause.about and "3 times the right value" in cause.about
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import sys; sys.stdout.write('values of an older form')", "of another version"),
+        ("import sys; sys.stdout.write('values of an older form')", "another version"),
         ("import no_such_module", "failed: ModuleNotFoundError"),
         (None, "not a copy of this program"),
     ],

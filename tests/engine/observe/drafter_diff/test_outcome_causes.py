@@ -41,14 +41,14 @@ _TRUE = [(3, 3), (1, 3), (0, 3), (2, 3), (3, 3), (1, 2)]
         ([(4, 3), (2, 3), (1, 3), (3, 3), (4, 3), (2, 2)], "own token of a round"),
         (
             [(3, 3), (2, 4), (0, 3), (4, 5), (3, 3), (2, 3)],
-            "replays after a rejection again and as drafted",
+            "replayed tokens after a rejection again and as drafted",
         ),
-        ([(3, 3), (3, 5), (1, 4), (5, 6), (3, 3), (3, 4)], "with the target's own, again"),
+        ([(3, 3), (3, 5), (1, 4), (5, 6), (3, 3), (3, 4)], "and the target's own again"),
         ([(3, 3), (1, 2), (0, 1), (2, 3), (3, 3), (1, 2)], "fewer"),
-        ([(1, 3), (1, 3), (0, 3), (1, 3), (1, 3), (1, 2)], "no more than 1 accepted"),
+        ([(1, 3), (1, 3), (0, 3), (1, 3), (1, 3), (1, 2)], "at most 1 accepted"),
         ([(0, 3), (0, 3), (0, 3), (0, 3), (0, 3), (0, 2)], "as accepted tokens none"),
         ([(2, 3), (0, 3), (0, 3), (1, 3), (2, 3), (0, 2)], "the accepted ones but one."),
-        ([(0, 3), (3, 3), (1, 3), (0, 3), (2, 3), (3, 2)], "those of the round before"),
+        ([(0, 3), (3, 3), (1, 3), (0, 3), (2, 3), (3, 2)], "those of the previous round"),
         ([(3, 3), (3, 3), (0, 3), (2, 3), (3, 3), (2, 2)], "did not draft"),
         (
             [(2, 2), (0, 2), (0, 2), (1, 2), (2, 2), (0, 1)],
@@ -64,10 +64,10 @@ def test_a_way_of_counting_is_named(counted: list[tuple[int, int]], words: str) 
 
 def test_whole_drafts_may_count_one_token_more() -> None:
     rounds = [((3, 3), (4, 3)), ((1, 3), (1, 3))]
-    assert "own token after a whole draft" in _miscounted(4 * rounds)
+    assert "own token after a full acceptance" in _miscounted(4 * rounds)
 
 
-@pytest.mark.parametrize(("counted", "words"), [(2, "no more than 2"), (1, "but the last one")])
+@pytest.mark.parametrize(("counted", "words"), [(2, "at most 2"), (1, "but the last one")])
 def test_of_two_ways_the_one_that_fits_more_rounds_is_named(counted: int, words: str) -> None:
     assert words in _miscounted([*[((3, 3), (2, 3))] * 10, ((2, 2), (counted, 2))])
 
@@ -77,12 +77,12 @@ def test_of_two_ways_the_one_that_fits_more_rounds_is_named(counted: int, words:
     [
         (
             lambda n, last: min(n, 1) if 0 < last < 3 else n,
-            "no more than 1 accepted token of a round, only after a draft that was acc",
+            "at most 1 accepted token of a round, only after a partly acc",
         ),
-        (lambda n, last: min(n, 2), "but the last one of drafts that were accepted whole"),
+        (lambda n, last: min(n, 2), "but the last one of fully accepted drafts"),
         (
             lambda n, last: max(0, n - 1) if last == 3 else n,
-            "the accepted ones but one, only after a draft that was accepted whole",
+            "the accepted ones but one, only after a fully accepted draft",
         ),
         (lambda n, last: n - (n + last) % 3 if n > 1 else n, ": a stricter rule."),
     ],
@@ -125,7 +125,7 @@ def test_widths_that_are_counted_as_drafted_tokens_are_named() -> None:
     both[0].drafts = [one._replace(n_drafted=one.n_drafted + 1) for one in right]
     both[1].drafts = right
     cause = width_cause(*both, [*zip(both[0].drafts, right, strict=True)])
-    assert cause is not None and "its draft's root" in cause.about
+    assert cause is not None and "the draft's root" in cause.about
 
 
 def test_a_rejected_token_that_is_drawn_again_shows_no_residual() -> None:
@@ -150,7 +150,7 @@ def test_what_a_server_says_of_its_start_is_held_against_the_other() -> None:
     ours, theirs = _started("A"), _started("B", k=["q4_0"], v=["f16"], **ropes)
     (rope,) = file_causes(ours, theirs, [], [])
     assert (rope.stage, rope.side) == ("positions", "B")
-    assert "with base 800.0, those at hand 10000.0" in rope.about
+    assert "base 800.0, the given files 10000.0" in rope.about
     (cells,) = cell_causes(ours, theirs)
     assert (cells.stage, cells.side) == ("drafter state", "B")
     assert "as q4_0, the other's as f32" in cells.about
@@ -171,7 +171,7 @@ def test_files_that_a_server_loaded_are_held_against_those_at_hand() -> None:
     other = _started("B", file_size=[sizes[0], "0.79 MiB"], freq_base=ropes)
     (cause,) = file_causes(ours, other, apart, files)
     assert (cause.stage, cause.side) == ("block", "B")
-    assert "weights of 0.79 MiB, those at hand 1.47 MiB" in cause.about
+    assert "weights of 0.79 MiB, the given files 1.47 MiB" in cause.about
     assert not [*file_causes(ours, other, [(draft, draft)], files)]  # it drafts as the other does
     scaled = _started("B", file_size=sizes, freq_scale=["1", "0.125"])
     (cause,) = file_causes(ours, scaled, apart, files)
@@ -198,23 +198,23 @@ def test_other_limits_of_drafts_are_said() -> None:
     both = _started("A", {"n_max": 3, "p_min": 0.333}), _started("B", {"n_max": 5, "p_min": 0.33})
     (cause,) = with_limits(*both, [])
     assert (cause.stage, cause.side) == ("candidates", "")
-    assert cause.about == "Drafts are made by other settings: n_max 3 in A, 5 in B."
+    assert cause.about == "Drafts are made with other settings: n_max 3 in A, 5 in B."
     (shown,) = with_limits(*both, [Cause("candidates", "", "Longer.")])
-    assert shown.about == "Longer. Their settings: n_max 3 in A, 5 in B."
+    assert shown.about == "Longer. Settings: n_max 3 in A, 5 in B."
     (shown,) = with_limits(*both, [Cause("candidates", "", "Shorter: another p_min.")])
-    assert shown.about == "Drafts end otherwise. Their settings: n_max 3 in A, 5 in B."
+    assert shown.about == "Drafts end differently. Settings: n_max 3 in A, 5 in B."
     own = [Cause("candidates", "B", "The second best.")]
     assert with_limits(*both, own) == own
     ways = [_started("A", {"adapt": x, "tree": ()}) for x in ("none", "step")]
     (cause,) = with_limits(*ways, [])
-    assert cause.about == "Drafts are made by other settings: adapt none in A, step in B."
+    assert cause.about == "Drafts are made with other settings: adapt none in A, step in B."
     for way, shift in zip(ways, (0, 1), strict=True):  # of drafts that are alike, none is named
         way.text, way.starts = [5] * 40, range(0, 40, 4)
         way.drafts = [RecordedDraft(i, 4 * i, [5], [], 1, 0, 0.0, 1) for i in range(10)]
         assert with_limits(*ways, []) == [] or not shift
     ways[1].drafts = [one._replace(n_drafted=2) for one in ways[1].drafts[:4]]
     (cause,) = with_limits(*ways, [])
-    assert cause.size == "10 of 10 rounds after the same text draft otherwise"
+    assert cause.size == "10 of 10 rounds after the same text have other drafts"
     assert with_limits(both[0], both[0], []) == []
 
 
@@ -306,14 +306,18 @@ def test_the_stream_of_one_server_and_the_counts_of_another_agree(tmp_path: Path
 @pytest.mark.parametrize(
     ("record", "stage", "words"),
     [
-        (_sglang(root=1), "counting", "its draft's root"),
+        (_sglang(root=1), "counting", "the draft's root"),
         (_sglang(rounds=False, root=1), "counting", "newest token of a round"),
         (_sglang(rounds=False, own=1), "counting", "the target's own token"),
-        (_sglang(prefill=1), "counting", "a round more than its answer has"),
+        (_sglang(prefill=1), "counting", "one round more than its answer has"),
         (_vllm([n + 1 for n in _RIGHT], [4] * 12), "counting", "own token of a round"),
-        (_vllm([0, *_RIGHT[:-1]], _LENGTHS), "counting", "of the round before"),
-        (_vllm([min(n, 2) for n in _RIGHT], _LENGTHS), "counting", "but the last one of drafts"),
-        (_vllm(_RIGHT, _LENGTHS, [11, *_PROMPT]), "special tokens", "B has one token more"),
+        (_vllm([0, *_RIGHT[:-1]], _LENGTHS), "counting", "of the previous round"),
+        (
+            _vllm([min(n, 2) for n in _RIGHT], _LENGTHS),
+            "counting",
+            "but the last one of fully accepted drafts",
+        ),
+        (_vllm(_RIGHT, _LENGTHS, [11, *_PROMPT]), "special tokens", "B has one more token"),
         (_vllm(_RIGHT, _LENGTHS, [11, 14, 13]), "tokens", "not known without the model"),
         (_sglang(sampling={"temperature": 0.7}), "acceptance rule", "temperature 0 in A, 0.7"),
     ],

@@ -76,7 +76,7 @@ def test_rows_that_are_scaled_are_named_where_they_are(monkeypatch: Patch) -> No
     monkeypatch.setattr(DraftEagle3, "_taken", lambda self, rows: 3 * own(self, rows))
     cause = _found(monkeypatch)
     assert cause is not None and (cause.stage, cause.side) == ("target rows", "B")
-    assert "`DraftEagle3._taken`" in cause.about and "3 times what it should be" in cause.about
+    assert "`DraftEagle3._taken`" in cause.about and "3 times the right value" in cause.about
 
 
 def test_positions_that_are_moved_are_named_by_how_far(monkeypatch: Patch) -> None:

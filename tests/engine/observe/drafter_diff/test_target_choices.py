@@ -51,7 +51,9 @@ def test_greedy_acceptance_at_a_temperature_is_named() -> None:
         wrong = _run(11)
     first = drafter_diff(right, wrong, opened("mtp")).first
     assert first is not None and (first.stage, first.side) == ("acceptance rule", "B")
-    assert "At a temperature" in first.about and "by chance once in e^" in first.size
+    assert (
+        "Although there is a temperature" in first.about and "a chance of one in e^" in first.size
+    )
     first = drafter_diff(right, _run(12), opened("mtp")).first
     assert first is not None and (first.side, "seed 11 in A, 12 in B" in first.about) == ("", True)
 
@@ -87,7 +89,7 @@ def test_penalties_at_temperature_0_are_no_other_rule() -> None:
 def test_acceptance_by_a_bound_or_too_often_is_told_from_draws() -> None:
     random = np.random.default_rng(5)
     probs = random.uniform(0, 1, 60).tolist()
-    assert "a threshold, not a draw" in lossy_words([(p, p > 0.1) for p in probs])
+    assert "a threshold, no sampling" in lossy_words([(p, p > 0.1) for p in probs])
     often = [(p, bool(random.random() < p**0.3)) for p in probs]
     assert "more often" in lossy_words(often)
     for _ in range(20):
@@ -114,7 +116,9 @@ def test_a_part_of_the_sampler_that_verification_leaves_out_is_named() -> None:
     assert "without top_k" in first.about, first.about
 
 
-@pytest.mark.parametrize(("is_near", "words"), [(True, "or draws"), (False, "of another row")])
+@pytest.mark.parametrize(
+    ("is_near", "words"), [(True, "or a temperature"), (False, "of another row")]
+)
 def test_tokens_after_a_rejection_are_drawn_where_they_are_among_the_best(
     is_near: bool, words: str
 ) -> None:
@@ -145,7 +149,7 @@ def test_the_number_that_parts_accepted_tokens_is_named(
     tokens = [({"rank": float(rank), "blank": 1.0}, is_kept) for rank, is_kept in ranks]
     assert parted(tokens) == [words] * bool(words)
     apart = [({"blank": float(not is_kept)}, is_kept) for _, is_kept in ranks]
-    assert parted(apart) == ["not of white space alone"] * (len(ranks) > 4)
+    assert parted(apart) == ["not that are only white space"] * (len(ranks) > 4)
 
 
 def test_one_token_that_is_clearly_not_the_choice_shows_a_lossy_rule() -> None:
@@ -154,7 +158,7 @@ def test_one_token_that_is_clearly_not_the_choice_shows_a_lossy_rule() -> None:
     choices._find(SimpleNamespace(name="B", n_prompt=1, drafts=drafts, counts=(20, 20)))
     choices._side.text, choices._is_exact = [5] * 42, True
     choices._chosen = [place != 4 for place in range(40)]
-    for ratio, words in ((0.7, "of the target's 2 best ones so far"), (0.98, "")):
+    for ratio, words in ((0.7, "among the target's 2 best"), (0.98, "")):
         choices._facts = {4: {"rank": -2.0, "ratio": ratio}}
         cause = choices.lossy_rule()
         assert words in cause.about if cause else not words, ratio

@@ -23,10 +23,10 @@ _OWN, _LAYER = np.random.default_rng(1).standard_normal((2, 24, 32)).astype(np.f
         (np.zeros_like, "the target's rows are zeros"),
         (lambda x: x * np.nan, "rows are NaN or infinite"),
         (lambda x: x * 0.26, "the target's rows are about 0.25 times as large"),
-        (lambda x: np.roll(x, 1, 0), "the target's rows are those of the position before"),
+        (lambda x: np.roll(x, 1, 0), "the target's rows are those of the previous position"),
         (lambda x: _LAYER, "rows are of layer 3 without a norm, not of the last layer"),
-        (lambda x: x[:, ::-1], "the target's rows are in another order, from the last number"),
-        (lambda x: x * 2 + _LAYER[::-1], "rows are not those of its final norm"),
+        (lambda x: x[:, ::-1], "the target's rows are in reverse order"),
+        (lambda x: x * 2 + _LAYER[::-1], "rows are not those after its final norm"),
     ],
 )
 def test_rows_are_said_to_be_what_they_are(
@@ -49,15 +49,19 @@ def test_half_of_the_numbers_of_rows_may_be_zeros() -> None:
 
 def test_rows_may_be_means_of_two() -> None:
     rows = torch.tensor([[2.0], [4.0], [8.0]])
-    assert MOVED["means of two positions, their own last"](rows).flatten().tolist() == [2, 3, 6]
+    assert MOVED["means of the previous and their own position"](rows).flatten().tolist() == [
+        2,
+        3,
+        6,
+    ]
 
 
 def test_rows_of_layers_may_lack_their_residual() -> None:
     rows = TextRows(opened("eagle3").model, [5, 9, 4], (2, 5), lambda: False)
     about = "rows are what each layer adds to the one before it, not their sum"
     found = {said: one for said, one, _ in rows.wrong(())}
-    added, own, cut = found[about], rows.rows.taps, "the target's rows are cut off at about 0.5"
+    added, own, cut = found[about], rows.rows.taps, "the target's rows are clamped at about 0.5"
     assert max(float(x.abs().max()) for x in found[cut].taps.values()) == 0.5
-    mean = found["rows are the mean of its layers in the place of each"].taps
+    mean = found["rows are the mean of its layers instead of each layer's"].taps
     assert torch.allclose(mean[2], (own[2] + own[5]) / 2) and mean[5] is mean[2]
     assert all(torch.allclose(added.taps[i] + own[i - 1], own[i], atol=1e-4) for i in (2, 5))

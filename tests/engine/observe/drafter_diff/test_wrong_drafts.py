@@ -8,6 +8,7 @@ import pytest
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.wrong_drafts import (
     Ranks,
+    _in_rounds,
     as_drawn,
     gap,
     in_passes,
@@ -20,7 +21,7 @@ from engine.observe.drafter_diff.wrong_drafts import (
     stage_of,
 )
 
-_NEWEST = "the newest one alone"
+_NEWEST = "only in the newest row"
 _ROW = {7: 4.0, 3: 3.9, 5: 1.0, 9: 0.0}
 _TIE = (0.05, 0.5)
 
@@ -59,9 +60,9 @@ def test_tokens_are_drawn_where_their_ranks_are_as_likely_as_their_probabilities
 @pytest.mark.parametrize(
     ("accepted", "wrong", "shape"),
     [
-        ([3, 3, 0, 3, 0, 3, 3, 1, 3, 3], [3, 5], "only after a draft of which nothing"),
+        ([3, 3, 0, 3, 0, 3, 3, 1, 3, 3], [3, 5], "only after a draft without"),
         ([3, 3, 0, 3, 1, 3, 3, 1, 3, 3], [3, 5, 8], "only after a rejection"),
-        ([1, 1, 3, 1, 1, 3, 1, 1, 1, 1], [3, 6], "only after a draft that was accepted whole"),
+        ([1, 1, 3, 1, 1, 3, 1, 1, 1, 1], [3, 6], "only after a fully accepted draft"),
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [6, 7, 8, 9], "only from position 60 on"),
         ([3, 0, 3, 3, 3, 3, 0, 0, 0, 0, 0], [7, 8, 9, 10], "only from position 70 on"),
         ([1, 3, 1, 3, 1, 3, 1, 3, 1, 3], [0, 1, 5, 8], ""),
@@ -132,7 +133,7 @@ def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
         ranks[draft.round][1] = 2, 0.5
     found = scopes_of(drafts, wrong, ranks)
     words, places, steps = next(one for one in found if one[2] and _NEWEST in one[0])
-    assert "nothing was accepted" in words and "drafted token 1" in words
+    assert "without accepted tokens" in words and "drafted token 1" in words
     # after rounds 2 and 4, which begin after 20 and 40 tokens
     assert (
         places == {30, 50}
@@ -142,7 +143,7 @@ def test_scopes_are_of_the_rounds_and_tokens_that_are_wrong() -> None:
     # what goes on to be wrong may have started after the outcome before it
     later = [drafts[8], drafts[9]]
     said = [one[0] for one in scopes_of(drafts, later, ranks)]
-    assert any("accepted in part" in one for one in said)
+    assert any("partly accepted" in one for one in said)
 
 
 def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None:
@@ -152,7 +153,7 @@ def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None
     for draft in wrong:
         ranks[draft.round][2] = 2, 0.5
     found = {words: (places, steps) for words, places, steps in scopes_of(drafts, wrong, ranks)}
-    (fourth,) = (own for own in found if own.endswith("alone, only in every fourth round"))
+    (fourth,) = (own for own in found if own.endswith(f"{_NEWEST}, only in every fourth round"))
     assert found[fourth][0] == {30, 70, 110, 150}
     assert not any("every third" in words for words in found)
     (two,) = (
@@ -165,12 +166,19 @@ def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None
     assert any(steps is not None and 1 in steps and 0 not in steps for _, steps in found.values())
 
 
+def test_the_first_draft_may_be_one_of_every_second() -> None:
+    drafts = _drafts([3, 3, 3, 3])
+    (_, rows, _), (_, newest, _) = _in_rounds(drafts, ", so", {0, 2})
+    assert newest == {0, 20}
+    assert rows == {0, *range(11, 21)}, "the rows since the round before, too"
+
+
 def test_entries_at_the_ends_of_passes_of_a_prompt() -> None:
     text = DraftedText(0, [*range(20)], [9, 12], None, [])
     found = {what: [*places] for what, places in in_passes(text, 0).items()}
-    assert found["the first token of each 4 of the prompt"] == [0, 4, 8]
-    assert found["the last token of each 4 of the prompt"] == [3, 7]
-    assert found["the last token of each 8 of the prompt"] == [7]
+    assert found["the first of every 4 tokens of the prompt"] == [0, 4, 8]
+    assert found["the last of every 4 tokens of the prompt"] == [3, 7]
+    assert found["the last of every 8 tokens of the prompt"] == [7]
     assert not any("each 10" in what for what in found)
     later = in_passes(text, 1)  # of pairs whose token is that of the next position
-    assert [*later["the last token of each 4 of the prompt"]] == [4, 8]
+    assert [*later["the last of every 4 tokens of the prompt"]] == [4, 8]

@@ -62,13 +62,13 @@ def test_what_an_archive_has_besides_is_named(tmp_path: Path) -> None:
     assert len(import_file(store, _zip(tmp_path / "logs.zip", inner))) == 2
     (found,) = recorded(store)
     assert found.rule == "log-unread"
-    assert found.message.startswith("Files of it not read: 2. start.sh is nothing")
+    assert found.message.startswith("Unread files in it: 2. The format of start.sh")
 
 
 @pytest.mark.parametrize("name", ["logs.zip", "logs.tar", "logs.tar.gz"])
 @pytest.mark.parametrize(
     ("files", "said"),
-    [({"a.txt": "hello\n"}, "a.txt is nothing"), ({}, "no files"), ({"a.log": " " * 999}, "empty")],
+    [({"a.txt": "hello\n"}, "format of a.txt"), ({}, "no files"), ({"a.log": " " * 999}, "empty")],
 )
 def test_an_archive_without_a_log_says_why(
     tmp_path: Path, name: str, files: dict[str, str], said: str
@@ -83,7 +83,7 @@ def test_an_archive_in_an_archive_is_not_opened(tmp_path: Path, name: str) -> No
     path = tmp_path / "outer.zip"
     with zipfile.ZipFile(path, "w") as packed:
         packed.write(_pack(tmp_path / name, FILES), name)
-    said = f"{name} holds several files itself, inside of outer.zip"
+    said = f"{name}, inside of outer.zip, is itself an archive of several files"
     with pytest.raises(TraceFileError, match=said):
         import_file(TraceStore(), path)
 

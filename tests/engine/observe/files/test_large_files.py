@@ -428,3 +428,20 @@ def _asked(path: Path, most: int) -> int:
     asked = count()
     importing.import_file(TraceStore(), path, cancelled=lambda: next(asked) >= most)
     return next(asked)
+
+
+def test_lines_of_a_stream_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once take the interpreter from the window: 0.16 s of CPU time for 60 MB."""
+    real, taken = document._LINE, list[int]()
+
+    class Lines:
+        finditer = real.finditer
+
+        def findall(self, text: str) -> list[str]:
+            taken.append(len(text))
+            return real.findall(text)
+
+    monkeypatch.setattr(document, "_LINE", Lines())
+    event = 'event: message\ndata: {"choices": [{"text": "a"}]}\n\n'
+    ((_, found),), _ = read_documents((event * 3 + "data: [DONE]\n\n").encode(), "a.sse")
+    assert (len(found), taken) == (3, [])

@@ -383,7 +383,7 @@ def test_a_log_that_says_what_it_is_late_is_recognised(tmp_path: Path) -> None:
 def test_what_is_no_log_says_what_was_expected(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear all,\nacceptance is low.\n")
-    with pytest.raises(TraceFileError, match="neither a log with lines of rounds or sums"):
+    with pytest.raises(TraceFileError, match="not a log with rounds or totals"):
         import_file(TraceStore(), path)
 
 

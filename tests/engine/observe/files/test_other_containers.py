@@ -40,7 +40,7 @@ def test_any_name_of_a_shown_file(tmp_path: Path, name: str) -> None:
 
 def test_many_shown_files_are_not_opened_each(tmp_path: Path) -> None:
     text = "".join(f"==> {i}.log <==\nx\n" for i in range(5000))
-    with pytest.raises(TraceFileError, match="shows more than 1,024 files"):
+    with pytest.raises(TraceFileError, match="has more than 1,024 files"):
         read(text, tmp_path)
     # what is added to is not copied each time
     data = b"==> a <==\n" + (b"x" * 99 + b"\n==> b <==\n\n==> a <==\n") * 60_000
@@ -51,7 +51,7 @@ def test_many_shown_files_are_not_opened_each(tmp_path: Path) -> None:
 
 def test_shown_files_inside_of_a_shown_one_are_not_opened(tmp_path: Path) -> None:
     text = "\n".join(f"{'> ' * i}==> {i}.log <==" for i in range(400))
-    with pytest.raises(TraceFileError, match="holds several files itself"):
+    with pytest.raises(TraceFileError, match="is itself an archive of several files"):
         read(f"{text}\n", tmp_path)
 
 

@@ -302,4 +302,4 @@ def test_counts_that_a_person_has_written_next_to_a_log_are_not_lost_without_a_w
     (run,) = import_file(store, path)
     assert (store.runs[run].told or {})["draft_n"] == 675
     said = [one.message for one in store.runs[run].observed_findings or ()]
-    assert said == [f"Counts next to the log were not read: {n} lines or rows."] * (n > 0)
+    assert said == [f"Counts beyond the log were not read: {n} lines or rows."] * (n > 0)

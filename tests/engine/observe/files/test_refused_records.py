@@ -45,7 +45,7 @@ def test_our_own_figures_are_no_records_of_others(tmp_path: Path) -> None:
     (facts,) = session["runs"].values()
     figures = as_bytes({"runs": [{"summary": facts["summary"]}]})
     assert recognise(figures) is None
-    assert "no key" in refused(figures).message
+    assert "none of the keys" in refused(figures).message
 
 
 def test_values_that_grafana_has_rounded_are_named() -> None:
@@ -112,9 +112,9 @@ def test_a_known_key_of_another_type_is_named(change: dict[str, Any]) -> None:
         (b"[" * 200_000, "nested more than 48 times"),
         (b'data: {"spec_verify_ct": \n\n', "the event before line 2"),
         (b"data: " + b'{"a":' * 100 + b"1" + b"}" * 100 + b"\n\n", "nested"),
-        (b"{}", "no key"),
-        (b"[1, 2, 3]", "no key"),
-        (b'"spec_verify_ct"', "no key"),
+        (b"{}", "none of the keys"),
+        (b"[1, 2, 3]", "none of the keys"),
+        (b'"spec_verify_ct"', "none of the keys"),
     ],
 )
 def test_what_is_no_record_is_refused_in_one_sentence(data: bytes, said: str) -> None:
@@ -156,7 +156,7 @@ def test_sizes_are_checked_before_rows_are_made(monkeypatch: pytest.MonkeyPatch)
         ("vllm:spec_decode_num_drafts_total 1\nvllm:spec_decode_num_drafts_total{} many", "Prom"),
         (
             f'{DRAFTS} 1\nvllm:spec_decode_num_accepted_tokens_per_pos{{position="99999"}} 1',
-            "not an index in a draft",
+            "is not a draft position",
         ),
     ],
 )
@@ -211,5 +211,5 @@ def test_answers_of_a_benchmark_are_no_replies(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"question_id": i, "choices": [answer]}) + "\n" for i in "ab")
     )
-    with pytest.raises(TraceFileError, match="no key that an engine's records are known by"):
+    with pytest.raises(TraceFileError, match="none of the keys of a known engine's records"):
         import_file(TraceStore(), path)

@@ -457,5 +457,5 @@ def test_stopping_does_not_wait_for_half_closed_idle_or_silent_clients(
 
 
 def test_a_bad_address_to_listen_at(server: ScriptedServer) -> None:
-    with pytest.raises(OptionError, match="Nothing can listen"):
+    with pytest.raises(OptionError, match="Cannot listen"):
         Proxy(server.url, ExchangeQueue(), "no.such.host.invalid")

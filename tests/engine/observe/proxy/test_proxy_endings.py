@@ -50,7 +50,7 @@ def test_a_server_that_is_not_there_is_a_502(server: ScriptedServer, passing: Pa
     reply = passing.client.post("/completion", json={"prompt": "a"})
     assert reply.status_code == 502
     message = reply.json()["error"]["message"]
-    assert message == f"{server.url} cannot be reached: nothing listens there."
+    assert message == f"{server.url} cannot be reached: connection refused."
     assert passing.until("broke")[-1].reason == message
     assert passing.client.get("/props").status_code == 502
     server.restart()

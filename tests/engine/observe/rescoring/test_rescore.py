@@ -144,7 +144,7 @@ def test_tokens_known_by_their_text_are_looked_up_and_others_end_it(session) -> 
 
 def test_a_prompt_of_another_length_is_not_guessed(session) -> None:
     run = observed_run(n_prompt=N_PROMPT + 1)
-    with pytest.raises(OptionError, match="has 10 tokens in this vocabulary, and had 11"):
+    with pytest.raises(OptionError, match="has 10 tokens in this vocabulary, 11 in the run"):
         rescore(session, run.store, run.run_id)
     assert "rescored" not in run.facts
 
@@ -167,7 +167,7 @@ def test_a_text_of_another_model_refuses_it(session) -> None:
 def test_a_text_between_the_two_asks_and_writes_nothing(session) -> None:
     run = observed_run(with_token(GREEDY, 20, 700))
     before = run.store.size()
-    with pytest.raises(SameModelUnknownError, match=r"cannot be known.* The first is "):
+    with pytest.raises(SameModelUnknownError, match=r"is not known.* The first is "):
         rescore(session, run.store, run.run_id)
     assert run.store.size() == before and "rescored" not in run.facts
 
@@ -183,7 +183,9 @@ def test_tokens_drawn_at_a_temperature_are_judged_by_the_filters(session, logits
         assert bool(result.n_changed) is is_changed, rank
         assert result.sequences[0].greedy is False
     finding = recorded(run.store)[-1]
-    assert "none that it can draw" in finding.message and not finding.message.startswith("Spec")
+    assert "not one that it can sample" in finding.message and not finding.message.startswith(
+        "Spec"
+    )
 
 
 def test_settings_that_are_not_computed_are_said_and_nothing_is_judged(session) -> None:

@@ -126,7 +126,7 @@ def test_ids_that_a_stream_hides_are_not_guessed_and_the_log_tells_them(tmp_path
     with pytest.raises(NothingToRescoreError, match="is not known"):
         rescore(session(), hidden.store, hidden.run_id)
     logged = imported("utf8")
-    with pytest.raises(SameModelUnknownError, match="None of its tokens can be judged"):
+    with pytest.raises(SameModelUnknownError, match="None of its tokens can be checked"):
         rescore(session(), logged.store, logged.run_id)
     result = rescore(session(), logged.store, logged.run_id, assume_same=True)
     assert result.n_tokens > 30 and "grammar" in result.sequences[0].not_judged

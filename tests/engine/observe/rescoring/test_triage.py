@@ -56,7 +56,7 @@ def test_of_several_sequences_the_reason_names_the_one_that_it_is_of() -> None:
         return Triage(0, 1, pairs, (), ()).reason
 
     assert reason(same) == "Equal."
-    assert reason(same, same) == "What both have of 2 sequences is equal."
+    assert reason(same, same) == "The common parts of all 2 sequences are equal."
     assert reason(same, other) == "Sequence 1: one text ends."
     assert reason() == "They have no prompt in common."
 

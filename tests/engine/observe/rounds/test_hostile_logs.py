@@ -52,7 +52,7 @@ def test_a_number_out_of_range_is_found_with_its_line(
 def test_a_log_of_which_nothing_remains_says_why() -> None:
     log = "\n".join(light_lines()).replace(" draft tokens", "0000000000 draft tokens")
     with pytest.raises(
-        TraceFileError, match=r"tells of no .* cannot be read, the first is line \d+: "
+        TraceFileError, match=r"has neither .* cannot be read, the first is line \d+: "
     ):
         fill_log(TraceStore(), log, "server.log")
 

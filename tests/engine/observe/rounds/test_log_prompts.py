@@ -124,7 +124,7 @@ def test_a_checkpoint_made_room(tmp_path: Path) -> None:
     log.request(9200, 9200, common(8000, 9503), FORCED)
     (*_, third), (finding,) = log.read(tmp_path)
     assert third.parts[0].why is WhyProcessed.EVICTED
-    assert "checkpoint of 4,000 tokens had made room for others" in finding.message
+    assert "checkpoint of 4,000 tokens was evicted" in finding.message
 
 
 def test_a_usable_checkpoint_is_erased(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_usable_checkpoint_is_erased(tmp_path: Path) -> None:
     log.request(9200, 9200, common(8000, 9003), FORCED, erased)
     (_, second), (finding,) = log.read(tmp_path)
     assert (second.parts[0].why, second.usable) == (WhyProcessed.ERASED, [7000])
-    assert "7,000 tokens was erased that was usable" in finding.message
+    assert "a usable context checkpoint of 7,000 tokens was erased" in finding.message
 
 
 def test_a_sliding_window_is_named(tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_a_template_that_strips_thinking_parts_within_the_answer(tmp_path: Path)
     log = Log().request(5000, 5000, written=800)
     log.request(5100, 5100, common(5002, 5799), FORCED)
     _, (finding,) = log.read(tmp_path)
-    assert "the texts part 2 tokens into the answer of the request before" in finding.evidence
+    assert "the texts diverge 2 tokens into the previous request's answer" in finding.evidence
     other = Log().request(5000, 5000).request(5100, 5100, common(40, 5003), FORCED)
     records, (finding,) = other.read(tmp_path)
-    assert "part at token 40 of the request before" in finding.evidence
+    assert "diverge at token 40 of the previous request" in finding.evidence
     assert records[1].n_again == 40
 
 
@@ -178,7 +178,7 @@ def test_similarity_alone_gives_bounds(tmp_path: Path) -> None:
     records, (finding,) = log.read(tmp_path)
     assert [one.n_prompt for one in records] == [15_000]  # of the second no number is exact
     assert "at least 14,972 of its 15,040" in finding.message
-    assert "does not say why" in finding.message
+    assert "does not show why" in finding.message
 
 
 def test_a_prompt_from_the_cache_of_prompts_is_not_what_the_slot_held(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_of_many_the_largest_are_shown(tmp_path: Path) -> None:
     records, found = log.read(tmp_path)
     assert len(records) == 20 and len(found) == 9
     assert "19 of 20 requests processed text again" in found[0].message
-    assert "17,100 tokens in all" in found[0].message
+    assert "17,100 tokens in total" in found[0].message
 
 
 def test_numbers_that_cannot_be_are_counted(tmp_path: Path) -> None:

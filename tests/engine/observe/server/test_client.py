@@ -132,7 +132,7 @@ def test_a_server_that_loads_is_waited_for() -> None:
     said: list[str] = []
     with ScriptedServer("mtp", loading=2) as server, ServerClient(server.url) as client:
         assert client.facts(said.append).props
-        assert said == [f"{server.url} loads its model."] * 2
+        assert said == [f"{server.url} is loading its model."] * 2
         server.script("/completion", LOADING)
         found = all_of(ask(client, server))
         assert kinds(found) == ["head", "done"] and len(server.of("/completion")) == 2
@@ -151,14 +151,17 @@ def test_waiting_can_be_cancelled() -> None:
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        (WEB_PAGE, "answers /props with text/html that is not a llama-server's"),
-        (NOT_JSON, "answers /props with something that is not a llama-server's"),
-        (json_reply([1, 2]), "answers /props with something that is not a llama-server's"),
-        (Reply(b'{"a":' * 100_000, 200, JSON), "that is not a llama-server's"),
-        (Reply(b"x" * (17 * 2**20), 200, JSON), "that is not a llama-server's"),
-        (Reply(b"\xff\xfe\x00\x80", 200, JSON), "that is not a llama-server's"),
+        (WEB_PAGE, "answers /props with text/html that llama-server does not send"),
+        (NOT_JSON, "answers /props with something that llama-server does not send"),
+        (json_reply([1, 2]), "answers /props with something that llama-server does not send"),
+        (Reply(b'{"a":' * 100_000, 200, JSON), "that llama-server does not send"),
+        (Reply(b"x" * (17 * 2**20), 200, JSON), "that llama-server does not send"),
+        (Reply(b"\xff\xfe\x00\x80", 200, JSON), "that llama-server does not send"),
         (error_reply(404, "File Not Found"), "has no /props"),
-        (Reply(b"", 302, {"Location": "http://elsewhere.invalid/"}), "sends /props elsewhere"),
+        (
+            Reply(b"", 302, {"Location": "http://elsewhere.invalid/"}),
+            "redirects /props to another address",
+        ),
         (error_reply(500, "out of\nmemory."), "refuses /props with status 500: out of memory. C"),
         (error_reply(500, "a\x1b[31m\n" * 200), "refuses /props with status 500: a�[31m a�[31m a"),
         (Reply(b"<h1>Bad Gateway", 502, HTML), "refuses /props with status 502. C"),
@@ -195,12 +198,12 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) 
 
 def test_nothing_listens() -> None:
     with ServerClient("127.0.0.1:9") as client:
-        with pytest.raises(ServerError, match=r"cannot be reached: nothing listens there"):
+        with pytest.raises(ServerError, match=r"cannot be reached: connection refused"):
             client.facts()
         inbox = Inbox()
         client.stream(0, "/completion", b"{}", inbox, "name")
         (end,) = all_of(inbox)
-        assert end.kind == "broke" and "nothing listens there" in end.reason
+        assert end.kind == "broke" and "connection refused" in end.reason
 
 
 def test_a_stream_arrives_byte_for_byte(server: ScriptedServer, client: ServerClient) -> None:
@@ -395,7 +398,7 @@ def test_no_file_left_for_a_loop_is_told_to_whoever_asks(monkeypatch: pytest.Mon
             ),
             "The prompt has �[2J tokens, but {url} has a context of [].",
         ),
-        (WEB_PAGE, "{url} answers /completion with text/html that is not a llama-server's."),
+        (WEB_PAGE, "{url} answers /completion with text/html that llama-server does not send."),
         (error_reply(500, "no slot"), "{url} refuses /completion with status 500: no slot."),
         (Reply(b"\xff\xfe", 400, JSON), "{url} refuses /completion with status 400."),
     ],

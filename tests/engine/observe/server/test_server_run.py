@@ -159,7 +159,10 @@ def test_other_work_of_the_server_leaves_its_counters_aside(
     server.script("/metrics", Reply(busy, 200, same))
     run = begin(client, requests_of(server)[:1])
     assert finish(run) is None
-    assert run.uncounted == "The server works at requests of others." and not found(run)
+    assert (
+        run.uncounted == "The server is also processing requests of other clients."
+        and not found(run)
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +257,7 @@ def test_a_restart_in_the_middle_keeps_the_rounds(
     error = finish(run)
     assert error is not None and "broke off" in error.message
     assert "stream-cut" in found(run) and 20 <= sums(run, 0)[0] <= 30
-    assert run.uncounted == "The server was started again in the meantime."
+    assert run.uncounted == "The server was restarted in the meantime."
 
 
 def test_a_lost_connection_is_told_until_it_is_found(
@@ -268,7 +271,7 @@ def test_a_lost_connection_is_told_until_it_is_found(
     lost = []
     while run.advance():
         lost.append(run._reported)
-    assert f"{server.url} broke off its reply; asking for the rest" in lost
+    assert f"{server.url} broke off its reply; requesting the rest" in lost
     assert not any(one.lost for one in run._sent)
     assert sums(run, 0) == (96, 152, 43) and not found(run)
     held.release()
