@@ -362,13 +362,10 @@ def _is_explained(trace: TraceStore, run_id: int, seq_id: int, gap: float) -> bo
         return False
     noise = noise_of(trace, run_id)
     by_mode = any(fork.by_mode for fork in known)
-    if not noise or by_mode or not _is_greedy(facts):
+    options = facts.options
+    if not noise or by_mode or options is None or options.sampler.temp > 0:
         return True  # then the gap says nothing
     return bool(gap <= 2 * _largest_of_noise(trace, noise, "max_abs"))
-
-
-def _is_greedy(facts: RunFacts) -> bool:
-    return facts.options is not None and facts.options.sampler.temp <= 0
 
 
 def _undone_before(rounds: RunColumns, seq_id: int | None, number: int | None) -> int | None:

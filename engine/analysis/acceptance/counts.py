@@ -240,13 +240,8 @@ def draft_counts(
     if sum(map(bool, averages)) < _LEAST_AVERAGES:
         averages = [{} for _ in requests]
     sums = [
-        (
-            one.told | more if more else one.told,
-            next(iter(mine), None),
-            known.get(text, 0),
-            _longest(one),
-        )
-        for one, mine, text, more in zip(requests, ids, texts, averages, strict=True)
+        (r.told | more if more else r.told, next(iter(mine), None), known.get(text, 0), _longest(r))
+        for r, mine, text, more in zip(requests, ids, texts, averages, strict=True)
         if with_rounds.isdisjoint(mine)
     ]
     shape = "" if facts.record is None else facts.record.shape

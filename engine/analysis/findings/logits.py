@@ -28,10 +28,6 @@ _KNOWN = ("temp", "top_k", "top_p", "min_p", "seed")
 _ROUNDING = 1e-3
 
 
-def _stale_logits(run: ExaminedRun) -> Iterator[Finding]:
-    return _stale_in_lane(run) if run.lane else _stale_in_run(run)
-
-
 def _stale_in_lane(run: ExaminedRun) -> Iterator[Finding]:
     """Only rows after a rejection are wrong, while states and cells are always right."""
     errors = LaneErrors.of(run)
@@ -362,7 +358,7 @@ def _texts(run: ExaminedRun) -> dict[int, tuple[tuple[int, ...], np.ndarray, np.
 
 
 CHECKS: dict[str, Check] = {
-    "stale-logits": _stale_logits,
+    "stale-logits": lambda run: _stale_in_lane(run) if run.lane else _stale_in_run(run),
     "logits-of-another-row": partial(_wrong_in_lane, of_another=True),
     "logits-wrong": partial(_wrong_in_lane, of_another=False),
     "wrong-token": _wrong_token,

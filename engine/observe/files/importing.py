@@ -91,6 +91,10 @@ _COMMA_TIME = re.compile(r"eval time {0,20}= {1,20}\d{1,20},\d\d ms")
 _THOUSANDS = re.compile(
     r"eval time {0,20}= {1,20}\d{1,3}(?:,\d{3})+\.\d|ms / {1,9}\d{1,3},\d{3} tok"
 )
+_OF_MODELS = re.compile(
+    r"(?m)^(?:draft|target):\s{1,20}(?:llama_(?:print_tim|perf_)\w{1,30}:.*\n?)+"
+)
+"""Times of each of the two models of llama-speculative: neither is of a request."""
 _IS_GLUED = re.compile(r"eval time {0,9}= {0,9}[\d.]{1,20}ms|\daccepted")
 _GLUED = re.compile(
     r"(?<=\d)(?=(?:ms|tokens|accepted|generated)\b)|(?<=accepted)(?=/)|(?<=accepted/)(?=\d)"
@@ -333,8 +337,8 @@ def import_file(
     if kind == LOG and log is None and _LIST.match(head) is None and is_plain:
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, watched(_pieces(path, progress), cancelled), file)
-        text = oldest_first(rejoined("".join(texts_of(_pieces(path)))))
-        runs = fill_log(store, text, file)
+        text = _OF_MODELS.sub("", rejoined("".join(texts_of(_pieces(path)))))
+        runs = fill_log(store, text := oldest_first(text), file)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
         # a person's remarks, unless a known program writes such lines
         lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))

@@ -20,7 +20,8 @@ SIGNS = re.compile("|".join(READ["signs"]))
 METRICS = re.compile(r"Spec(?:Decoding|ulative) metrics: ?")
 _PROCESSES = re.compile(
     r"\((?:APIServer|EngineCore\w{0,20}|Worker\w{0,20})[^)]{0,40}\)"
-    r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|Engine \d{1,6}:|\b[DTPE]P\d{1,4}\b"
+    r"|(?:\[|(?<!\S))[\w.]{1,60}\.py:\d{1,6}\]|(?:Engine \d{1,6}|\d{1,6} Engines Aggregated):"
+    r"|\b[DTPE]P\d{1,4}\b"
 )
 _COUNTED = re.compile(
     r"^((?:[^\s:\[]{1,200}:)?)(?:\d{1,9}:(?!\d\d\b)(?=\S)|\s*\d{1,9}\t|\s+\d{1,9} )"

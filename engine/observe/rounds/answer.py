@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -137,8 +136,6 @@ class EmittedTokens:
         a text can be tokenised in many ways. n: number of tokens, None if unknown."""
         if self._has_gap:
             return (), ()
-        if len(self.events) == 1 and isinstance(packed := self.events[0][0], array):
-            return packed, ()
         if self.n_ids:
             ids = [*chain.from_iterable(ids for ids, _ in self.events)]
             if not any(len(ids) == 1 for ids, _ in self.events):
@@ -469,7 +466,7 @@ class RequestRun:
             until = max(min(open_ends, default=math.inf), at_ms - self._patience_ms)
         while self._ready and self._ready[0][0] <= until:
             self._released.append(heapq.heappop(self._ready)[3])
-        # a file's rounds are written with everything learned about its server
+        # until then a file's rounds wait for everything learned about its server
         is_early = math.isinf(self._patience_ms) and math.isfinite(at_ms)
         while self._released and (self._released[0].emitted[0] or not is_early):
             self._rows.write(self._released.popleft())

@@ -361,10 +361,8 @@ def message(said: Mapping[Any, Any]) -> str:
 
 def _ids(value: Any) -> Any:
     """Token ids, empty if a list contains anything else. An array of them has been checked."""
-    if isinstance(value, array):
-        return value
     if not value or not isinstance(value, list):
-        return ()
+        return value if isinstance(value, array) else ()
     return tuple(value) if are_whole(value) else ()
 
 

@@ -95,7 +95,6 @@ class Addition(Struct, forbid_unknown_fields=True, gc=False):
 _DECODER, _ENCODER = msgspec.json.Decoder(Addition), msgspec.json.Encoder()
 _DIGITS = b"0123456789"
 _LONGEST = 1 << 11
-IDS, _FEW = "tokens", 64
 """Characters of an event."""
 
 
@@ -150,11 +149,12 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
     return found, (*stream, found.index, data.replace(quoted, b"", 1).translate(None, _DIGITS))
 
 
-def pack_ids(value: Any) -> None:
-    """Replace the ids of a reply of llama-server by an array, an eighth of their size."""
-    ids = value.get(IDS) if isinstance(value, dict) and "timings" in value else None
-    if isinstance(ids, list) and len(ids) > _FEW and are_whole(ids):
-        value[IDS] = array("i", ids)
+def packed(value: Any) -> Any:
+    """A reply of llama-server with its ids as an array, an eighth of their size."""
+    ids = value.get("tokens") if isinstance(value, dict) and "timings" in value else None
+    if isinstance(ids, list) and len(ids) > 64 and are_whole(ids):
+        value["tokens"] = array("i", ids)
+    return value
 
 
 class ContradictionError(ValueError):

@@ -3,7 +3,6 @@ token. What a server does not report stays empty."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -334,7 +333,6 @@ def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
     """Write rows of `tokens`, run after run."""
     rounds, seq_ids, firsts, kinds, ids, texts = zip(*runs, strict=True)
     n_each = [*map(len, ids)]
-    are_packed = all(isinstance(one, array) for one in ids)
     before = np.cumsum([0, *n_each[:-1]])
     codes = np.array(writer.store.text_pool.codes(kinds), np.int32)
     columns: dict[str, Any] = {
@@ -342,7 +340,7 @@ def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
         "seq_id": np.repeat(seq_ids, n_each),
         "pos": np.arange(sum(n_each)) + np.repeat(np.array(firsts) - before, n_each),
         "kind": np.repeat(codes, n_each),
-        "token_id": [*chain.from_iterable(ids)] if not are_packed else np.concatenate(ids),
+        "token_id": [*chain.from_iterable(ids)],
     }
     if any(texts):
         each = (of or [None] * n for of, n in zip(texts, n_each, strict=True))

@@ -15,13 +15,7 @@ from engine.errors import TraceFileError, check_most
 from engine.foreign import as_json, is_whole
 from engine.long_work import watched
 from engine.observe.files.records.aiperf import AIPERF, WARMUP, is_summary_table, table_values
-from engine.observe.files.records.document import (
-    MOST_BYTES,
-    Node,
-    nodes,
-    read_documents,
-    unknown_keys,
-)
+from engine.observe.files.records.document import Node, nodes, read_documents, unknown_keys
 from engine.observe.files.records.printed import (
     EAGLE,
     FASTDEPLOY,
@@ -37,7 +31,6 @@ from engine.observe.files.records.replies import KeptReply, kept_replies, read_r
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.observe.rounds.server_log import MOST_REQUESTS
-from engine.observe.rounds.stream_rounds import IDS
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
@@ -93,9 +86,8 @@ def fill(
 ) -> list[int]:
     """Write the records of a file as runs of a trace; returns their ids.
 
-    contents: its bytes, or a list with them, which is emptied so that they are held no longer than
-    needed. file: its name, for messages and facts. name: one of NAMES, where keys are ambiguous.
-    later: for counters a second scrape, so that the run covers the time between the two. Raises
+    contents: its bytes, or a list to be emptied. file: its name, for messages and facts. name: one
+    of NAMES. later: for counters a second scrape, for the time between the two. Raises
     TraceFileError, with nothing written, for a file without records, with those of several engines,
     or with impossible values, and Cancelled when `cancelled` turns true.
     """
@@ -114,13 +106,9 @@ def fill(
         left_out = f"acceptance figures ({len(unread)}), the first in " if unread else ""
         left_out += "".join(unread[:1])
         return [write_requests(store, found, PRINTED, file, left_out=left_out)]
-    if is_summary_table(data):
-        documents, left_out = [("", table_values(data))], ""
-    else:
-        check_most(file, len(data), MOST_BYTES, "bytes")
-        text, data = data.decode("utf-8-sig", "replace"), data[:_HEAD]
-        documents, left_out = read_documents(text, file)
-        del text
+    documents, left_out = (
+        ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
+    )
     every = nodes(file, [*watched(documents, cancelled)], _SIGNS)
     every = [one for one in watched(every, cancelled) if WARMUP not in one.path]
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
@@ -143,15 +131,15 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
-            del every, documents
+            del data, every, documents
             return [write_replies(store, replies, alone, file, left_out, cancelled)]
     for _, value in documents:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict) and isinstance(ids := one.get(IDS), array):
-                one[IDS] = list(ids)  # facts are JSON
+            if isinstance(one, dict) and isinstance(ids := one.get("tokens"), array):
+                one["tokens"] = list(ids)  # facts are JSON
     shape = shape or _PLAIN
     found, unknown = _requests(shape, every, replies, file, cancelled)
-    del every, documents, replies
+    del data, every, documents, replies
     if not found:
         raise _nothing(file, shape.title)
     return [write_requests(store, found, shape.name, file, unknown, left_out=left_out)]
@@ -206,7 +194,8 @@ def _requests(
         if reply is None:
             mine, key = others, shape.request_of(node)
         else:
-            mine, key = counts.setdefault(reply, {}), _answer_of(node)
+            inside = (one.get("index") for one in node.around if isinstance(one, dict))
+            mine, key = counts.setdefault(reply, {}), next(filter(is_whole, inside), 0)
         if key not in mine or shape.has_counts(node.values):  # the last one of a stream counts
             mine[key] = node
     check_most(file, len(replies) + len(others), MOST_REQUESTS, "requests")
@@ -223,12 +212,6 @@ def _requests(
             read.append((node, one))
             found.append(one)
     return found, _tell_unknown([node for node, _ in read], [one for _, one in read])
-
-
-def _answer_of(node: Node) -> int:
-    """Index of the answer that an object in a reply belongs to."""
-    inside = (one.get("index") for one in node.around if isinstance(one, dict))
-    return next((index for index in inside if is_whole(index)), 0)
 
 
 def _tell_unknown(records: list[Node], found: list[RecordedRequest]) -> dict[str, Any]:

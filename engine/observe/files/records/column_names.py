@@ -8,6 +8,7 @@ import tomllib
 from functools import lru_cache
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from engine.observe.files.records.request import RecordedRequest
 
@@ -189,17 +190,53 @@ def sides_of(names: list[str], above: list[str]) -> list[tuple[str, list[int], l
     return several
 
 
-# -- lines of a text -------------------------------------------------------------------------
+# -- headings of tables, and lines of a text ---------------------------------------------------
+
+_HEADING = re.compile(r"(#{1,6}) +(.{1,200})|\*\*(.{1,200})\*\*:?|([^|]{1,200}):")
+_REST = re.compile(r"^[\d.)]{1,9} | (?:by|per|for|at|in|on|with) .*| ?\(.*")
+_OTHER = re.compile(f"(?i){'|'.join(NAMES['heading']['others'])}")
+_MOST_ABOVE, _EMPTY = 40, {"", "-", "–", "—", "n/a", "N/A"}
+_LENGTHS = re.compile(r"[~≈]?[1-9]\d?\.\d+")
+_SHARES = re.compile(r"[~≈]?(?:0?\.\d+|1\.0+|\d{1,3}(?:\.\d+)? ?%)")
+
+
+def under_heading(table: list[tuple[int, list[str]]], lines: list[str]) -> list[Any]:
+    """A table of which only the heading says what its numbers are, with this as the name of each
+    column in a row below the first; empty for other tables. A heading of a section is that of all
+    tables in it, a line in bold or with a colon only of the next one; one about another quantity
+    ends the search."""
+    (number, head), *rows = table or [(0, [""])]
+    cells = [one for _, row in rows for one in row[1:] if one not in _EMPTY]
+    is_other = any(kind_of(one) or _OTHER.search(one) for one in names_of(head[1:]))
+    above = [] if is_other or not cells else lines[max(number - _MOST_ABOVE, 0) : number - 1]
+    level = 7
+    for i, line in enumerate(one.strip() for one in reversed(above) if one.strip()):
+        marks, *said = found.groups("") if (found := _HEADING.fullmatch(line)) else ("",)
+        if not said or (i and not marks) or len(marks) >= level:
+            continue
+        level, text = len(marks) or level, "".join(said).strip("*_` :")
+        (name,) = names_of([_REST.sub("", text)])
+        if _OTHER.search(text):
+            break
+        if ABOUT.search(name) and (kind := kind_of(name)) in ("rate", "mean"):
+            fits = _LENGTHS if kind == "mean" else NUMBER if "%" in text else _SHARES
+            name += " (%)" if fits is NUMBER else ""
+            named = [(number, head), (number, [head[0], *[name] * (len(head) - 1)]), *rows]
+            return named if all(map(fits.fullmatch, cells)) else []
+    return []
+
 
 _LONGEST_SAID = 300
 _WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
+_PER_ROUND = re.compile(f"(?i){'|'.join(NAMES['said']['per_round'])}")
 _NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
 _IN_OTHERS = re.compile(NAMES["about"][1])
 """Words for acceptance in languages without spaces."""
 _LISTED = re.compile(r"\s{0,20}[-*+•]\s")
 """A line that may follow one ending with a colon."""
 _SAID_RATE = re.compile(
-    r"(?i)(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?[ \t:=~≈(]{0,4}"
+    r"(?i)(?:(?<![a-z])accept(?:ance|ed)?(?:[ _]rate|[ _]ratio)?(?: is| was| of| at)?"
+    rf"|(?:{NAMES['about'][1]})[率률율](?:约?为|约|是|は)?)[ \t:：=~≈(（]{{0,4}}"
     r"(\d{1,3}(?:\.\d{1,6})? ?%|0\.\d{1,6}|1\.0{1,6})(?!\.?\d|[–-])"
     r"|(?<![\d.,+\-–−])(\d{1,3}(?:\.\d{1,6})? ?%) (?:(?:aggregate|average|avg|mean|overall|total"
     r"|draft|token|mtp)[ -]){0,2}accept(?:ance|ed)?\b(?! (?:loss|gain|drop|threshold|target))"
@@ -222,10 +259,10 @@ def said_lines(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]
     is_about = ABOUT_DRAFTS.search(text) is not None  # others accept people, or offers
     is_under = False
     for number, line in enumerate(text.splitlines() if is_about else (), 1):
-        n_words = line.lower().count("accept")
+        n_words = line.lower().count("accept") + len(_IN_OTHERS.findall(line))
         has_list = n_words > 0 and line.rstrip()[-1:] in (":", "：")
         is_under = has_list or (is_under and _LISTED.match(line) is not None)
-        if len(line) > _LONGEST_SAID or not (n_words or is_under or _IN_OTHERS.search(line)):
+        if len(line) > _LONGEST_SAID or not (n_words or is_under):
             continue
         found = RecordedRequest("", f"line {number}", stop="end")
         if len(speeds := SAID_SPEED.findall(line)) == 1:
@@ -254,8 +291,11 @@ def said_lines(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]
             share, _ = share_of(shares[0])
             found.given["draft_acceptance_rate"] = share
             rated += [found] if share <= 1 else []
-        elif len(lengths := _SAID_LENGTH.findall(line)) == 1:
-            found.given["mean_acceptance_length"] = float(lengths[0])
+            continue
+        means = [float(one) for one in _SAID_LENGTH.findall(line)]
+        means += [1 + float("".join(one)) for one in _PER_ROUND.findall(line)]
+        if len(means) == 1:
+            found.given["mean_acceptance_length"] = means[0]
             rated.append(found)
     return counted, rated
 

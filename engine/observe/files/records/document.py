@@ -33,7 +33,7 @@ from engine.foreign import (
     value_end,
 )
 from engine.gguf.binary import shorten
-from engine.observe.rounds.stream_rounds import Addition, additions, pack_ids
+from engine.observe.rounds.stream_rounds import Addition, additions, packed
 
 MOST_BYTES = 64 << 20
 MOST_STEPS = 1_000_000
@@ -112,7 +112,7 @@ class Node(msgspec.Struct, frozen=True, eq=False):
         return Fields(values, self.file, place, self.taken)
 
 
-def read_documents(data: bytes | str, name: str) -> tuple[list[tuple[str, Any]], str]:
+def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     """The JSON values of a text that a person has kept, with their places, and a sentence about
     lines that are none of them, empty if there are none.
 
@@ -121,7 +121,7 @@ def read_documents(data: bytes | str, name: str) -> tuple[list[tuple[str, Any]],
     naming `name` and the place, if there is none.
     """
     check_most(name, len(data), MOST_BYTES, "bytes")
-    text = data if isinstance(data, str) else data.decode("utf-8-sig", errors="replace")
+    text = data.decode("utf-8-sig", errors="replace")
     if is_stream(text):
         return _events(text, name)
     found, end = _objects(text)
@@ -141,7 +141,7 @@ def read_documents(data: bytes | str, name: str) -> tuple[list[tuple[str, Any]],
         plain = _ELIDED.sub(r"\1null", rest) if "..." in rest or "…" in rest else rest
         plain = as_json(rest) if plain == rest else plain
         if plain != rest:
-            return read_documents(text[:end] + plain, name)
+            return read_documents((text[:end] + plain).encode("utf-8", "replace"), name)
         return _values(text, name, error, found, end)
 
 
@@ -210,12 +210,10 @@ def _each(texts: Iterable[str]) -> list[Any] | None:
             return None
         found = plain_values(others) if max(inside, default=0) < _DEEPEST else None
         try:
-            read = iter([*map(_parse, others)] if found is None else found)
+            read = map(packed, [*map(_parse, others)] if found is None else found)
         except JsonError:
             return None
         values += [one or next(read) for _, one in part]
-        for value in values[-len(part) :]:
-            pack_ids(value)
     return values
 
 

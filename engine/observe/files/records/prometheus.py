@@ -88,7 +88,7 @@ _IS_BARE = re.compile(rb"\s{0,9}[\d.e+]{1,40}\r?").fullmatch
 _NUMBER = re.compile(r"(?m) (?<=[\w}] )(\d{1,20}(?:\.\d{1,20})?(?:e\+\d\d)?)$")
 _IS_NUMBER = re.compile(r"\d{1,20}(?:\.\d{1,20})?(?:e\+?\d{1,2})?").fullmatch
 _LONGEST_FORM = 1 << 16
-_PIECE = 1 << 22
+_PART = re.compile(rb"(?s).{1,4194304}[^\n]*\n?")
 _REMEDY = "Save the reply of /metrics again, once before and once after the requests."
 
 _SAMPLE = re.compile(
@@ -139,15 +139,13 @@ def _has_line(data: bytes, fits: Callable[[bytes], Any]) -> bool:
 
 def _without_others(data: bytes) -> bytes:
     """A text in which samples of other series are blank lines."""
-    is_other, parts, at = cache(_IS_OTHER), list[bytes](), 0
-    while at < len(data):  # a list of all lines would take many times the memory
-        end = data.find(b"\n", at + _PIECE) + 1 or len(data)
-        forms = data[at:end].translate(_ZEROS).split(b"\n")
+    is_other, parts = cache(_IS_OTHER), list[bytes]()
+    for part in _PART.finditer(data):  # a list of all lines would take many times the memory
+        forms = part[0].translate(_ZEROS).split(b"\n")
         known = [(form, form.rpartition(b" ")) for form in set(forms)]
         others = {one for one, (series, _, value) in known if is_other(series) and _IS_VALUE(value)}
-        lines = zip(data[at:end].split(b"\n"), forms, strict=True)
+        lines = zip(part[0].split(b"\n"), forms, strict=True)
         parts.append(b"\n".join(b"" if form in others else line for line, form in lines))
-        at = end
     return b"".join(parts)
 
 

@@ -82,11 +82,6 @@ class RecordedRequest(Struct):
         lists = self.per_step_drafted, self.per_step_accepted
         return None not in lists and not self.contradictions
 
-    def let_go(self) -> None:
-        """Drop what is in the trace."""
-        self.tokens, self.chunks, self.prompt_ids, self.record = ((), ()), (), (), {}
-        self.per_step_drafted = self.per_step_accepted = None
-
     def set_tokens(self, prompt: int | None, cached: int | None, completion: int | None) -> None:
         """Set token counts under the names of `timings`, where the prompt is the uncached part."""
         self.prompt_tokens = prompt

@@ -38,6 +38,7 @@ from engine.observe.files.records.column_names import (
     share_of,
     sides_of,
     speed_of,
+    under_heading,
 )
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.rounds.log_text import rows_with_bars
@@ -68,7 +69,7 @@ _AT_INDEX = re.compile(
 )
 _IS_POSITION = re.compile(r"(?i)(?:(?:draft|token) )?(?:pos(?:ition)?|index)").fullmatch
 _RANGE = re.compile(r"[~≈]?\d{1,6}(?:\.\d{1,6})? ?%? ?(?:[–—-]|to) ?\d")
-_BEGINS = re.compile(r"[~≈]?\d")
+_BEGINS = re.compile(r"(?i)(?:[~≈<>≤≥]|about|approx\w{0,8}\.?|around|ca\.?|大?约)? ?\d")
 _DIGITS = re.compile(r"[0-9]+")
 _NUMBERS = re.compile(r"\d+\.?\d*(?:\n\d+\.?\d*)*+")
 """A column of numbers only, as most are."""
@@ -109,13 +110,14 @@ def read_tables(text: str, unread: list[str] | None = None) -> list[RecordedRequ
     is_numbered = any(map(_NUMBERED.fullmatch, (one.place for one in found)))
     others = [_COMPARES] if is_numbered else [_COMPARES, SPREAD]
     found = [one for one in found if not any(other.fullmatch(one.place) for other in others)]
-    return [one for one in found if ALL.fullmatch(one.place) is None] or found
+    return [one for one in found if not ALL.fullmatch(one.place.partition(", ")[0])] or found
 
 
 def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
     # otherwise "acc" is the accuracy of answers
     is_about = "accuracy" not in text.lower() and ABOUT_DRAFTS.search(text) is not None
-    for table in _tables(text):
+    lines = rows_with_bars(text).splitlines()
+    for table in _tables(lines):
         if table and _IS_POSITION(table[0][1][0]) is not None:
             continue  # its rows are not requests
         if not (is_about or all(_ACC.isdisjoint(cells) for _, cells in table)):
@@ -131,6 +133,8 @@ def _requests(text: str, unread: list[str]) -> Iterator[RecordedRequest]:
         ]
         if not heads and (wide := _pivoted(table)):
             table, heads = wide, [0]
+        if not heads and (wide := under_heading(table, lines)):
+            table, heads = wide, [1]
         if not heads and is_head(names_of([cells[0] for _, cells in table])):
             number = table[0][0]  # its names are in the first column
             columns = zip(*(cells for _, cells in table), strict=True)
@@ -278,10 +282,10 @@ def _only_grow(rows: list[tuple[int, list[str]]]) -> bool:
     return all(before <= after for one in counts for before, after in pairwise(one))
 
 
-def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
+def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
     """Consecutive lines with as many cells each: their numbers and cells."""
     table: list[tuple[int, list[str]]] = []
-    for number, line in enumerate(rows_with_bars(text).splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if len(line) <= _LONGEST and _RULE.issuperset(line) and line.strip():
             continue
         if len(table) == 1 and not line.strip():
@@ -325,7 +329,7 @@ def _tables(text: str) -> Iterator[list[tuple[int, list[str]]]]:
 
 
 def _cells(line: str) -> list[str]:
-    line = line.strip(" \t\r>")
+    line = line.replace("~ ", "~").replace("≈ ", "≈").strip(" \t\r>")
     if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]

@@ -102,7 +102,8 @@ def write_requests(
     for seq_id, request in enumerate(requests):
         if not (request.has_steps and _write_rows(rows, seq_id, request)):
             _write_plain_tokens(rows, seq_id, request)
-        request.let_go()
+        request.tokens, request.chunks, request.record = ((), ()), (), {}  # the trace has them
+        request.per_step_drafted = request.per_step_accepted = None
     rows.write()
     writer.end([request.stop or _NO_STOP for request in requests])
     record_findings(store, [writer.run_id])

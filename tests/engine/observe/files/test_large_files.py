@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import random
+import re
 import shutil
 import time
 import tracemalloc
 import weakref
+from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +37,7 @@ from engine.observe.files.records.printed import is_printed
 from engine.observe.files.records.prometheus import read_metrics
 from engine.observe.files.records.readers import keys_in
 from engine.observe.rounds.log_words import has_entries
+from engine.observe.rounds.observed_run import ObservedRun
 from engine.observe.rounds.stream_rounds import Addition, additions
 from engine.observe.rounds.withheld_tokens import PlaneReach
 from engine.trace.store import Table, TraceStore
@@ -338,11 +341,12 @@ def test_each_series_of_counters_is_looked_at_once(monkeypatch: pytest.MonkeyPat
     assert b"http_request" not in samples and samples.count(b"_drafts_total{") == 10
 
 
-@pytest.mark.parametrize(("kind", "most"), [("replies", 9), ("steps", 17), ("scrapes", 4)])
+@pytest.mark.parametrize(("kind", "most"), [("steps", 17), ("scrapes", 4)])
 def test_an_import_takes_a_few_times_the_size_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, most: int
 ) -> None:
-    monkeypatch.setattr(prometheus, "_PIECE", 1 << 16, raising=False)
+    part = re.compile(rb"(?s).{1,65536}[^\n]*\n?")
+    monkeypatch.setattr(prometheus, "_PART", part, raising=False)
     path = tmp_path / "kept"
     write_log(path, kind, 1_500_000)
     importing.import_file(TraceStore(), path)  # what the modules hold does not count
@@ -352,6 +356,22 @@ def test_an_import_takes_a_few_times_the_size_of_its_file(
         assert tracemalloc.get_traced_memory()[1] < most * path.stat().st_size
     finally:
         tracemalloc.stop()
+
+
+def test_tokens_of_replies_are_written_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, waiting = ObservedRun.end, list[int]()
+
+    def noted(run: ObservedRun) -> None:
+        waiting.append(len(run._released) + len(run._ready))
+        end(run)
+
+    monkeypatch.setattr(ObservedRun, "end", noted)
+    lines = islice(STREAMS["replies"](random.Random(1), has_ids=True), 9)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    store = TraceStore()
+    fill(store, data, "replies.json")
+    assert waiting == [0] and len(store.tokens) > 9 * 400
+    assert {type(one["tokens"]) for _, one in read_documents(data, "x")[0]} == {array}
 
 
 def test_ids_next_to_what_an_unknown_engine_counted_are_kept_as_numbers() -> None:
