@@ -169,7 +169,7 @@ class Sessions(QObject):
             self._banners.add(
                 "info",
                 f"{job.what} written to {job.path}.",
-                "Open it at ui.perfetto.dev or chrome://tracing.",
+                "Open it at ui.perfetto.dev.",
                 self._folder_button(job.path.parent),
             )
 

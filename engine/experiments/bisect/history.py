@@ -16,6 +16,7 @@ from engine.errors import OptionError
 
 _MOST_REVISIONS = 1 << 14
 _LONGEST_TITLE = 120
+_LONGEST_PATH = 60
 _GIT_S = 600.0
 _FIELDS = "%H%x00%P%x00%s"
 
@@ -122,10 +123,14 @@ def in_a_row(builds: Sequence[Path]) -> RevisionHistory:
         raise OptionError(f"There is no build at {str(missing[0])[:80]}.", "Correct its path.")
     return RevisionHistory(
         [
-            Revision(f"{path.resolve()}@{_time(path)}", str(path)[-60:], (i - 1,) if i else ())
+            Revision(f"{path.resolve()}@{_time(path)}", _end_of(str(path)), (i - 1,) if i else ())
             for i, path in enumerate(builds)
         ]
     )
+
+
+def _end_of(path: str) -> str:
+    return path if len(path) <= _LONGEST_PATH else f"…{path[1 - _LONGEST_PATH :]}"
 
 
 def _time(build: Path) -> int:

@@ -103,9 +103,12 @@ def test_a_relative_work_folder_is_not_one_of_the_clone(
 
 def test_an_end_that_cannot_be_judged_is_one_sentence(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / LIBRARY).touch()
-    words = ("bisect", "--work", tmp_path / "w", "--builds", tmp_path, tmp_path)
+    build = tmp_path / ("b" * 70)
+    build.symlink_to(".")
+    words = ("bisect", "--work", tmp_path / "w", "--builds", build, build)
     found = cli(*words, "--judge-command", "sh -c 'echo Not here. >&2; exit 125'")
     assert found.status == 1 and "cannot be judged: Not here. Choose another end" in found.err
+    assert f"The good end …{'b' * 59} cannot" in found.err
 
 
 def test_a_reason_keeps_its_quotation_marks(tmp_path: Path) -> None:
