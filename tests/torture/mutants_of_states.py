@@ -191,7 +191,7 @@ STATES = (
         "n - back : n - back + self._width",
         "n : n + self._width",
         "lane planes @conv",
-        "conv-not-rolled-back",
+        "rejected-tokens-in-window",
     ),
     Mutant(
         "window",
@@ -410,5 +410,23 @@ STATES = (
         "lane ring",
         "",
         "It changes what slots are called in the memory table, not what they hold.",
+    ),
+    Mutant(
+        "window",
+        "older rings start from the one just written",
+        "engine.model.mixers.compressed:CompressorRing.into",
+        "sorted(enumerate(slots), key=lambda one: one[1].data_ptr() == start.data_ptr())",
+        "list(enumerate(slots))",
+        "run planes n_predict=60 @rings",
+        "rejected-tokens-in-window",
+    ),
+    Mutant(
+        "window",
+        "a logged row of a ring has the slot after",
+        "engine.model.mixers.compressed:CompressorRing.log",
+        "ring_places(positions, self._part.n_slots)",
+        "ring_places(positions + 1, self._part.n_slots)",
+        "lane replay @rings",
+        "log-entry-wrong",
     ),
 )
