@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -270,12 +271,14 @@ class _DrafterAudit:
 
 
 def _sampled(drafts: Sequence[RecordedDraft], n: int) -> list[RecordedDraft]:
-    """n drafts in order: the first after a rollback of each depth, the last, the first of all, and
-    evenly spaced ones."""
+    """n drafts in order: the first with another token than the most probable one, as on a branch of
+    a tree, the first after a rollback of each depth, the last, the first of all, and evenly spaced
+    ones."""
     by_depth: dict[int, int] = {}
     for i, draft in enumerate(drafts):
         by_depth.setdefault(draft.depth, i)
     rolled_back = [i for depth, i in by_depth.items() if depth]
     spread = np.linspace(0, len(drafts) - 1, min(n, len(drafts))).round().astype(int).tolist()
-    wanted = [*rolled_back[: max(1, n // 2)], len(drafts) - 1, 0, *spread]
+    aside = (i for i, draft in enumerate(drafts) if not draft.is_best)
+    wanted = [*islice(aside, 1), *rolled_back[: max(1, n // 2)], len(drafts) - 1, 0, *spread]
     return [drafts[i] for i in sorted(list(dict.fromkeys(wanted))[:n])]

@@ -53,6 +53,12 @@ class RecordedDraft(NamedTuple):
         target's choice before a replay."""
         return 1 + self.n_accepted + self.is_replayed
 
+    @property
+    def is_best(self) -> bool:
+        """Whether every token is the most probable one of its row."""
+        pairs = zip(self.tokens, self.tops, strict=False)
+        return all(token == next(iter(top), token) for token, top in pairs)
+
 
 Counts = tuple[int, int]
 """Numbers of accepted and of drafted tokens."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.audit.text_check import (
@@ -19,6 +20,7 @@ from engine.audit.text_check import (
     Redraw,
     StateSample,
     TextCheck,
+    emitted_rows,
     state_errors,
 )
 from engine.compare.divergence import cells_that_differ
@@ -33,6 +35,8 @@ _ROUNDS = 32
 """Rounds checked after the first suspect one."""
 _ROOM = 128
 """Cells in addition to the text, for drafted tokens."""
+_SAME_P = 1e-3
+"""Largest difference of a probability in two equal passes."""
 _TIE = 0.5
 """Relative error of a state that no flipped tie reaches."""
 
@@ -59,6 +63,7 @@ class Repetition(RoundObserver):
         self._cells: dict[int, dict[str, Any]] = {}
         self._texts = {i: list(prompt.tokens) for i, prompt in enumerate(texts.prompts)}
         self._has_parted = False
+        self._again: dict[int, list[EmittedRow]] = {}
         self.not_judged: list[str] = []
 
     def parts(self) -> Iterator[None]:
@@ -72,6 +77,7 @@ class Repetition(RoundObserver):
                 if len(trace.rounds) and int(trace.rounds.column("round")[-1]) >= last:
                     break
             run.stop()
+            self._again = emitted_rows(trace, 0)
             if self._has_parted:
                 self.not_judged.append("Repeating the run gave other rounds.")
         for seq_id, plain in self._plain.items():
@@ -117,19 +123,24 @@ class Repetition(RoundObserver):
             plain = self._plain.get(one.seq_id)
             if plain is None or one.in_prompt:
                 continue
-            while plain.n_tokens < one.n_tokens:
-                self._advance(one.seq_id, one.n_tokens)
+            n_tokens = self._n_decoded(one)
+            while plain.n_tokens < n_tokens:
+                self._advance(one.seq_id, n_tokens)
             self._compare_cells(number, one, memory, plain)
             if states and one.seq_id not in self._states:
                 texts = {
-                    each.seq_id: self._sequence_text(number, each.seq_id, each.n_tokens)
+                    each.seq_id: self._sequence_text(number, each.seq_id, self._n_decoded(each))
                     for each in running
                     if each is not one and not each.in_prompt
                 }
                 clean = plain.memory.inputs((0,))[0]
                 self._note_state(
-                    number, one.seq_id, one.n_tokens, clean, states, memory, one.index, seqs, texts
+                    number, one.seq_id, n_tokens, clean, states, memory, one.index, seqs, texts
                 )
+
+    def _n_decoded(self, one: DecodingSequence) -> int:
+        """Tokens of its text that are decoded, all but the newest; its own count may be wrong."""
+        return len(self._texts[one.seq_id]) - 1
 
     def _note_state(
         self,
@@ -206,6 +217,15 @@ class Repetition(RoundObserver):
         self._audited.compare(check, part, self._rows.get(seq_id, []))
         self._redraw[seq_id].compare(check, part)
 
+    def _comes_again(self, seq_id: int, pos: int) -> bool | None:
+        """Whether the second run gave the recorded probabilities at a position, as the same passes
+        do; None without one."""
+        if self._samples is not None:
+            return None
+        found = [rows.get(seq_id, ()) for rows in (self._rows, self._again)]
+        mine, again = ([row.top_p for row in rows if row.pos == pos] for rows in found)
+        return bool(again) and np.allclose(mine, again, atol=_SAME_P, equal_nan=True)
+
     def wrong(self, seq_id: int) -> dict[str, Any]:
         """What is certainly wrong with a sequence: round and kind of the earliest, and all
         findings; {} without any."""
@@ -223,6 +243,7 @@ class Repetition(RoundObserver):
             error = check.errors[first]
             n = sum(not error <= self._audited.logits_limit for error in check.errors.values())
             found["logits"] = {"round": at[first], "pos": first, "error": error, "n_rows": n}
+            found["logits"]["comes_again"] = self._comes_again(seq_id, first)
         state = self._states.get(seq_id)
         if state and (not self._audited.has_ties or first is not None or state["error"] > _TIE):
             found["state"] = state

@@ -163,7 +163,8 @@ class RunAudit(RoundObserver):
         self._samples.look(
             number,
             memory,
-            {s.seq_id: (s.index, s.n_tokens) for s in running},
+            # by its text, since the count of a run may be wrong; the newest token is not decoded
+            {s.seq_id: (s.index, len(self._texts.tokens[s.seq_id]) - 1) for s in running},
             [s.seq_id for s in running if s.stop],
             undone=self._undone,
         )
@@ -197,7 +198,7 @@ class RunAudit(RoundObserver):
                 if 2 * float(np.nanmin(t_ms, initial=math.inf)) / 1e3 > self._limit_s:
                     self._limit_s = 0.0
             reads = self._limit_s or self._judges_drafts
-            rows = emitted_rows(trace, run_id) if reads else {}
+            rows = self._recorded(trace, run_id) if reads else {}
             for seq_id in self._texts.tokens if self._limit_s else ():
                 check = self._checks[seq_id] = TextCheck()
                 yield from self._pass(seq_id, check, rows.get(seq_id, []))
@@ -246,6 +247,20 @@ class RunAudit(RoundObserver):
                     "seconds": perf_counter() - started,
                 }
             )
+
+    def _recorded(self, trace: TraceStore, run_id: int) -> dict[int, list[EmittedRow]]:
+        """The recorded tokens up to the first that is not the text's: what follows says nothing
+        about the text."""
+        rows = emitted_rows(trace, run_id)
+        for seq_id, mine in rows.items():
+            text = self._texts.tokens[seq_id]
+            same = [text[row.pos : row.pos + 1] == [row.token_id] for row in mine]
+            if not all(same):
+                pos = mine[same.index(False)].pos
+                why = f"Sequence {seq_id}: the recorded token at {pos} is not that of the text."
+                self._not_judged.append(why)
+                del mine[same.index(False) :]
+        return rows
 
     def _pass(self, seq_id: int, check: TextCheck, rows: Sequence[EmittedRow]) -> Iterator[None]:
         """Decode a text in wide passes and compare."""

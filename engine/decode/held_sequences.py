@@ -256,12 +256,11 @@ class HeldSequences:
         ):
             return 0
         save = self.memory.save(seq, self._device)
-        n_state = save.pos_max + 1
         if "checkpoint-boundary" in self._faults:
             save = _one_token_on(save)
         evicted = kept.add(save)
         if record := self.records.get(seq):
-            record.created.append(SavedCheckpoint(save.pos_max + 1, n_state, save.n_bytes))
+            record.created.append(SavedCheckpoint(save.pos_max + 1, n_done, save.n_bytes))
             record.evicted += [] if evicted is None else [evicted]
             record.held = kept.sizes
         return save.n_bytes

@@ -74,8 +74,8 @@ class ProcessedPart:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A context checkpoint. n_tokens: tokens it is kept for; state_tokens: tokens in the state when
-    it was copied."""
+    """A context checkpoint. n_tokens: tokens it is kept for; state_tokens: tokens of the prompt
+    that were decoded when it was copied."""
 
     n_tokens: Count
     state_tokens: Count

@@ -30,9 +30,9 @@ FRESH = (
 @dataclass(frozen=True)
 class Mutant:
     """kind: the part of the engine. place, old, new: as tests.torture.reworded takes them. play: a
-    line of tests.torture.mutant_plays. seen: what sees it there: compare, run (with its audit),
-    memory or text; "" = nothing, and unseen says why. named: the rule that names it as a first
-    cause, "" where none does; weak: why no better one does, of a rule in WEAK."""
+    line of tests.torture.mutant_plays. named: the rule that names it as a first cause, "" where
+    none does; unseen: why nothing sees it, where nothing does; weak: why no better rule names it,
+    of one in WEAK."""
 
     kind: str
     name: str
@@ -40,7 +40,17 @@ class Mutant:
     old: str
     new: str
     play: str
-    seen: str
     named: str
     unseen: str = ""
     weak: str = ""
+
+    @property
+    def seen(self) -> str:
+        """What sees it: compare, run (with its audit) or memory, as it is played; "" = nothing."""
+        return "" if self.unseen else played_by(self.play)
+
+
+def played_by(line: str) -> str:
+    """What judges a play: compare, run or memory."""
+    kind = line.split()[0]
+    return "compare" if kind in ("lane", "lane3", "slots") else kind if kind == "memory" else "run"

@@ -2,10 +2,11 @@
 
 `lane SETTING` compares a lane of one sequence with plain decoding, `lane3 SETTING` one of three,
 `slots SETTING` one of four prompts in two slots. `run POLICY` decodes with an MTP head, `uneven`
-three sequences with drafts of different lengths, `queue` four prompts in two slots, `lookup` two
-with an n-gram drafter, `draft-simple` with a draft model, `sampled`, `rejection` and `penalised` by
-those options, `grammar` with one and drafts by suffix, `talk` turn after turn from a prompt cache.
-`memory SCRIPT POLICY` plays a bundled script. @MODEL names another model; key=value a field of the
+three sequences with drafts of different lengths, `tree` with trees of drafts, `queue` four prompts
+in two slots, `lookup` two with an n-gram drafter, `draft-simple` with a draft model, `sampled`,
+`rejection` and `penalised` by those options, `grammar` with one and drafts by suffix, `talk` turn
+after turn from a prompt cache, `talks` two texts at once, which change slots at the end. `memory
+SCRIPT POLICY` plays a bundled script. @MODEL names another model; key=value a field of the
 run's options.
 """
 
@@ -39,6 +40,7 @@ MODELS = {
     "ssd": "nemotron_h_moe-b-mtp-f32",
     "conv": "lfm2-a-tied-f32",
     "tokens": "qwen4exp-b-qsa-f32",
+    "rings": "deepseek4-a-mtp-f32",
     "dense": "qwen3-f-f32",
 }
 TRUE = ("concurrency-lost", "drafter-mute", "checkpoint-dominates", "prompt-processed-again")
@@ -127,6 +129,8 @@ def _runs(seen: Seen, kind: str, policy: str, model: str, changes: dict[str, Any
     spec = SpecOptions(("draft-mtp",), n_max=4)
     if kind == "uneven":
         spec = replace(spec, p_min=0.8)
+    if kind == "tree":
+        spec = replace(spec, tree=(8, 2, 1))
     if kind == "lookup":
         spec = SpecOptions(("ngram-simple",), n_max=4)
     if kind == "grammar":
@@ -140,11 +144,12 @@ def _runs(seen: Seen, kind: str, policy: str, model: str, changes: dict[str, Any
         options = replace(options, sampler=_SAMPLERS[kind])
     if kind == "grammar":
         options = replace(options, sampler=_in_pairs(), ignore_eos=False, n_predict=48)
-    options = replace(options, parallel={"uneven": 3, "queue": 2, "lookup": 2}.get(kind, 1))
-    options = replace(options, **changes)
+    n_slots = {"uneven": 3, "queue": 2, "lookup": 2, "talks": 2}.get(kind, 1)
+    options = replace(options, parallel=n_slots, **changes)
     opened = session(model, "qwen35-a-f32" if kind == "draft-simple" else None)
-    if kind == "talk":
-        yield from _talk(seen, opened, replace(options, n_ctx=96, n_ubatch=8, n_predict=6), model)
+    if kind in ("talk", "talks"):
+        talk, options = _TALKS[kind], replace(options, n_ctx=96, n_ubatch=8, n_predict=6)
+        yield from talk(seen, opened, options, model)
         return
     yield from _ran(seen, opened, _prompts(model, n), options)
 
@@ -193,6 +198,18 @@ def _talk(seen: Seen, opened: Session, options: RunOptions, model: str) -> Itera
         yield from answered((*text[:-n_cut], tokens[n_cut]))
     for n_cut in range(1, 5):
         yield from answered(text[:-n_cut])
+
+
+def _talks(seen: Seen, opened: Session, options: RunOptions, model: str) -> Iterator[Run]:
+    """Two texts at once, then shorter ones with other ends, then each in the other's slot."""
+    tokens, cached = prompt_of(model).tokens, PromptCache(CacheOptions(checkpoint_min_step=5))
+    a, b = tokens[:24], (*tokens[9:24], *tokens[:8])
+    ends = (*a[:20], *tokens[:5]), (*b[:19], *tokens[3:9])
+    for both in ((a, b), (a[:22], b[:20]), ends, (b, a)):
+        yield from _ran(seen, opened, [*map(Prompt, both)], options, cached)
+
+
+_TALKS = {"talk": _talk, "talks": _talks}
 
 
 @cache

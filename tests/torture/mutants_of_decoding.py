@@ -14,7 +14,6 @@ DECODING = (
         "self._pos[stream, cells] = self._pos[source, cells]",
         "pass",
         "lane planes,forks",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -24,7 +23,6 @@ DECODING = (
         "cells, source, stream = self.holding(src), self.stream(src), self.stream(dst)",
         "cells, source, stream = self.holding(src)[:-1], self.stream(src), self.stream(dst)",
         "lane planes,forks",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -34,7 +32,6 @@ DECODING = (
         "tensor[dst, :, :end] = tensor[src, :, :end]",
         "pass",
         "lane planes,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -44,7 +41,6 @@ DECODING = (
         "self._pos[dst], self._pending[dst] = self._pos[src], self._pending[src]",
         "self._pos[dst] = self._pos[src]",
         "lane planes,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -54,7 +50,6 @@ DECODING = (
         "self._pos[dst], self._pending[dst] = self._pos[src]",
         "self._pos[dst], self._pending[dst] = self._pos[src] - 1",
         "lane planes,forks",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -64,7 +59,6 @@ DECODING = (
         "self.src[cell] = NONE if old == NONE else self.src[old]",
         "self.src[cell] = NONE",
         "lane planes,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -74,7 +68,6 @@ DECODING = (
         "len(self.owners[tail]) > 1",
         "len(self.owners[tail]) > 2",
         "lane planes,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -84,7 +77,6 @@ DECODING = (
         "self._count(self._n_refs, self._held[dst], 1)",
         "pass",
         "lane ring,forks",
-        "compare",
         "carried-state-wrong",
     ),
     Mutant(
@@ -94,7 +86,6 @@ DECODING = (
         "self._row[dst], self._n_logged[dst] = self._row[src], self._n_logged[src]",
         "self._row[dst] = self._row[src]",
         "lane replay,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -104,7 +95,6 @@ DECODING = (
         "self.src[a], self.src[b] = self.src[b], self.src[a]",
         "pass",
         "lane planes,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -114,7 +104,6 @@ DECODING = (
         "self.tail[seq] = cell",
         "self.tail[seq] = self.tail[seq]",
         "lane planes,forks",
-        "compare",
         "state-wrong",
         weak="rows of two states are mixed, which no single text explains; the finding says after which rollback, in all layers",
     ),
@@ -125,7 +114,6 @@ DECODING = (
         "n_padding=n)",
         "n_padding=0)",
         "uneven planes",
-        "run",
         "acceptance-counting",
     ),
     Mutant(
@@ -135,7 +123,6 @@ DECODING = (
         "outputs.extend(base + o for o",
         "outputs.extend(max(row * n_tokens, base + o - 1) for o",
         "lane planes",
-        "compare",
         "logits-of-another-row",
     ),
     Mutant(
@@ -145,7 +132,6 @@ DECODING = (
         "range(span.pos0 + start, span.pos0 + stop)",
         "range(span.pos0 + start - (start > 0), span.pos0 + stop - (start > 0))",
         "lane planes,ubatch=6",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -155,7 +141,6 @@ DECODING = (
         "sampler.draw(rows(len(accepted)))",
         "accepted[-1] if accepted else sampler.draw(rows(0))",
         "run planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -165,7 +150,6 @@ DECODING = (
         "if token != drafted or closes(i, token, draft, end_tokens):",
         "if (token != drafted and i != 1) or closes(i, token, draft, end_tokens):",
         "run planes",
-        "run",
         "wrong-token",
     ),
     Mutant(
@@ -175,7 +159,6 @@ DECODING = (
         "rows(i)",
         "rows(min(i + 1, len(draft.tokens)))",
         "run planes",
-        "run",
         "stale-logits",
     ),
     Mutant(
@@ -185,7 +168,6 @@ DECODING = (
         "token = sampler.draw(rows(i))",
         "p = rows(i); token = drafted if p.of(drafted) > 0.3 else sampler.draw(p)",
         "sampled planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -195,7 +177,6 @@ DECODING = (
         "sampler.uniform() * q.of(drafted) < p.of(drafted)",
         "sampler.uniform() < 2 * p.of(drafted)",
         "rejection planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -205,7 +186,6 @@ DECODING = (
         "sampler.draw(residual(p, q))",
         "sampler.draw(p)",
         "rejection planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -215,7 +195,6 @@ DECODING = (
         "seen, row = self._rows(round_)",
         "seen, row = self._rows(round_); draft.tokens and sampler._random.random()",
         "sampled planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -225,7 +204,6 @@ DECODING = (
         "return accepted\n",
         "[sampler._random.random() for _ in draft.tokens[i + 1 :]]; return accepted\n",
         "sampled planes",
-        "run",
         "random-numbers-off",
     ),
     Mutant(
@@ -235,7 +213,6 @@ DECODING = (
         "self._random.bit_generator.state = other._random.bit_generator.state",
         "pass",
         "sampled checkpoint replay=verify",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -245,7 +222,6 @@ DECODING = (
         "return accepted\n",
         "sampler._penalties.accept(drafted); return accepted\n",
         "penalised planes",
-        "run",
         "penalties-of-other-tokens",
     ),
     Mutant(
@@ -255,7 +231,6 @@ DECODING = (
         "seen, row = self._rows(round_)",
         "seen, row = self._rows(round_); sampler._penalties.history.extend(draft.tokens if sampler._penalties.active else ())",
         "penalised planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -265,7 +240,6 @@ DECODING = (
         "self._memory.seq_rm(seq, progress.n_decoded + n_true)",
         "pass",
         "draft-simple ring",
-        "run",
         "drafter-not-rewound",
     ),
     Mutant(
@@ -275,7 +249,6 @@ DECODING = (
         "self._memory.seq_rm(seq, paired.n_decoded)",
         "pass",
         "run planes",
-        "run",
         "drafter-not-rewound",
     ),
     Mutant(
@@ -285,7 +258,6 @@ DECODING = (
         "*self.tokens[self.n_decoded + self.ahead :], last",
         "last, *self.tokens[self.n_decoded + self.ahead :]",
         "run planes",
-        "run",
         "draft-not-reproduced",
     ),
     Mutant(
@@ -297,7 +269,6 @@ DECODING = (
         "start = max(0, pos0 - self.ahead); stop = start + len(tokens) + 1; rows, hidden = "
         "(torch.cat((one, torch.zeros_like(one[:1]))) for one in (rows, hidden))",
         "run planes",
-        "run",
         "wrong-hidden-row",
     ),
     Mutant(
@@ -307,7 +278,6 @@ DECODING = (
         "self._paired.pop(seq, None)",
         "pass",
         "queue planes",
-        "run",
         "drafter-of-other-text",
     ),
     Mutant(
@@ -318,7 +288,6 @@ DECODING = (
         "pass",
         "queue planes",
         "",
-        "",
         "The next sequence of the slot removes its cells before it writes any.",
     ),
     Mutant(
@@ -328,7 +297,6 @@ DECODING = (
         "depth <= recurrent.valid_depth(seq)",
         "depth <= 3",
         "talk checkpoint",
-        "run",
         "duplicate-kv-cells",
     ),
     Mutant(
@@ -338,7 +306,6 @@ DECODING = (
         "self.memory.seq_rm(seq, n_tokens)",
         "recurrent and recurrent.seq_rm(seq, n_tokens)",
         "talk planes",
-        "run",
         "duplicate-kv-cells",
     ),
     Mutant(
@@ -348,7 +315,6 @@ DECODING = (
         "self.tokens[seq].extend(tokens)",
         "self.tokens[seq].extend(tokens[:1]); self.tokens[seq].extend(tokens)",
         "talk planes",
-        "",
         "",
         "It costs reuse alone: the common prefix ends before the token that is noted twice.",
     ),
@@ -360,7 +326,6 @@ DECODING = (
         "self.tokens[seq].extend(tokens[:-1] or tokens)",
         "talk planes",
         "",
-        "",
         "It costs reuse alone: one token fewer is taken from the slot.",
     ),
     Mutant(
@@ -371,7 +336,6 @@ DECODING = (
         "length, evicted = checkpoint.pos_max + 2, None",
         "talk checkpoint",
         "",
-        "",
         "A checkpoint knows its own position, so it is used for one token less than it could be.",
     ),
     Mutant(
@@ -381,7 +345,6 @@ DECODING = (
         "self._by_length[length] = checkpoint",
         "self._by_length = {n: checkpoint for n in (*self._by_length, length)}",
         "talk checkpoint",
-        "run",
         "cache-mismatch",
     ),
     Mutant(
@@ -391,7 +354,6 @@ DECODING = (
         "if token != drafted or",
         "if token != drafted and sampler.grammar:\n            sampler.grammar.accept(drafted)\n        if token != drafted or",
         "grammar replay",
-        "run",
         "grammar-of-other-tokens",
     ),
     Mutant(
@@ -401,7 +363,6 @@ DECODING = (
         "self.allowed[row] = grammar.allowed()",
         "self.allowed[row] = self.allowed.get(row - 1, grammar.allowed())",
         "grammar replay",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -411,7 +372,6 @@ DECODING = (
         "other.grammar.clone() if other.grammar else None",
         "other.grammar",
         "grammar checkpoint replay=verify",
-        "run",
         "grammar-of-other-tokens",
     ),
     Mutant(
@@ -421,7 +381,6 @@ DECODING = (
         "self._matcher.deep_copy()",
         "self._matcher",
         "grammar replay",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -431,7 +390,42 @@ DECODING = (
         "return [*accepted, sampler.draw(rows(len(accepted)))]",
         "row = rows(len(accepted))\n    if sampler.grammar and accepted:\n        sampler.grammar.retract()\n        row = rows(len(accepted))\n        sampler.grammar.accept(accepted[-1])\n    return [*accepted, sampler.draw(row)]",
         "grammar replay",
-        "run",
         "wrong-acceptance",
+    ),
+    Mutant(
+        "acceptance",
+        "a bonus after a replay counts as drafted",
+        "engine.decode.acceptance:Judge.accept_again",
+        "1 + (len(accepted) > n)",
+        "1",
+        "run checkpoint replay=verify n_predict=60",
+        "acceptance-counting",
+    ),
+    Mutant(
+        "acceptance",
+        "the position stays one back after a whole draft",
+        "engine.decode.scheduler:Scheduler._follow",
+        "sequence.n_tokens += len(round_.accepted)",
+        "sequence.n_tokens += len(round_.accepted) - (round_.n_accepted == len(round_.drafted) > 0)",
+        "run planes n_predict=60",
+        "position-gap",
+    ),
+    Mutant(
+        "drafter",
+        "a branch lacks the cells of its stem",
+        "engine.draft.row_drafter:RowDrafter._grow",
+        "self._memory.seq_cp(source, seq)",
+        "pass",
+        "tree planes n_predict=60",
+        "draft-not-reproduced",
+    ),
+    Mutant(
+        "context checkpoint",
+        "context checkpoints are those of slot 0",
+        f"{HELD}.checkpoint",
+        "self.memory.save(seq, self._device)",
+        "self.memory.save(0, self._device)",
+        "talks checkpoint",
+        "checkpoint-boundary",
     ),
 )

@@ -14,7 +14,6 @@ MEMORY = (
         "planes[: step.n_fresh, step.here].unbind(0)",
         "planes[: step.n_fresh, step.here].flip(0).unbind(0)",
         "lane planes",
-        "compare",
         "batch-differs",
         weak=FRESH,
     ),
@@ -25,7 +24,6 @@ MEMORY = (
         "slots = planes[: step.n_fresh, step.here]",
         "slots = planes.roll(-1, 0)[: step.n_fresh, step.here]",
         "lane planes",
-        "compare",
         "batch-differs",
         weak=FRESH,
     ),
@@ -36,7 +34,6 @@ MEMORY = (
         "planes[: step.n_fresh, step.here].unbind(0)",
         "planes[: max(1, step.n_fresh - 1), step.here].unbind(0)",
         "lane planes",
-        "compare",
         "state-empty",
     ),
     Mutant(
@@ -46,7 +43,6 @@ MEMORY = (
         "newest = [0] * len(seqs) if",
         "newest = [0] * len(seqs) if True or",
         "lane planes",
-        "compare",
         "conv-not-rolled-back",
     ),
     Mutant(
@@ -56,7 +52,6 @@ MEMORY = (
         "read = [self._plane(seq) for seq in seqs]",
         "read = [self._plane(seqs[0]) for seq in seqs]",
         "uneven planes",
-        "run",
         "wrong-snapshot-read",
     ),
     Mutant(
@@ -66,7 +61,6 @@ MEMORY = (
         "zip(read, slot.sources, strict=True)",
         "zip(read, here, strict=True)",
         "lane planes,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -76,7 +70,6 @@ MEMORY = (
         "start.append(idx * self.n_seqs + source)",
         "start.append(source)",
         "lane planes,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -86,7 +79,6 @@ MEMORY = (
         "if source != cell or idx:",
         "if False:",
         "lane planes,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -96,7 +88,6 @@ MEMORY = (
         "self._pending[seq] = self._depth[seq] = self._deepest[seq] = 0",
         "self._depth[seq] = 0",
         "lane planes,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -106,7 +97,6 @@ MEMORY = (
         "self._depth[seq] = self._deepest[seq] = 0",
         "self._deepest[seq] = 0",
         "memory 2-dirty-destination planes",
-        "memory",
         "",
     ),
     Mutant(
@@ -117,7 +107,6 @@ MEMORY = (
         "pass",
         "lane planes,n_rs_seq=2",
         "",
-        "",
         "It changes what planes are called in the memory table, not how deep a rollback may be.",
     ),
     Mutant(
@@ -127,7 +116,6 @@ MEMORY = (
         "if self._pending[seq] or self.cells.shared(seq):",
         "if self.cells.shared(seq):",
         "lane planes,forks",
-        "compare",
         "carried-state-wrong",
     ),
     Mutant(
@@ -137,7 +125,6 @@ MEMORY = (
         "slice(read[0], read[0] + n_planes)",
         "slice(0, n_planes)",
         "talk carry",
-        "run",
         "token-twice-in-state",
     ),
     Mutant(
@@ -147,7 +134,6 @@ MEMORY = (
         "planes[step.n_tokens : step.n_tokens + len(carried), step.here] = carried",
         "planes[step.n_tokens + 1 : step.n_tokens + 1 + len(carried), step.here] = carried[: len(planes) - step.n_tokens - 1]",
         "lane carry,ubatch=2",
-        "compare",
         "rejected-tokens-in-state",
     ),
     Mutant(
@@ -157,7 +143,6 @@ MEMORY = (
         "carried = carried.clone()",
         "pass",
         "lane carry,ubatch=2",
-        "compare",
         "engine-failed",
         weak="torch refuses to write what it reads; the finding names planes.advance and both positions",
     ),
@@ -168,7 +153,6 @@ MEMORY = (
         "max(0, self._depth[seq] - self._pending[seq]) + n_last",
         "self._depth[seq] + n_last",
         "lane carry,forks",
-        "compare",
         "engine-failed",
         weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names `planes._pick`, which reads it",
     ),
@@ -179,7 +163,6 @@ MEMORY = (
         "n_carried = [self._n_carried(depth, n) for depth in depths]",
         "n_carried = [0 for depth in depths]",
         "lane carry,ubatch=2",
-        "compare",
         "rejected-tokens-in-state",
     ),
     Mutant(
@@ -189,7 +172,6 @@ MEMORY = (
         "state = bases[plan.src]",
         "state = bases[plan.dst]",
         "lane replay,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -199,7 +181,6 @@ MEMORY = (
         "src.append(dst[-1] if row < 0 else row)",
         "src.append(dst[-1])",
         "lane replay,forks",
-        "compare",
         "fork-wrong",
     ),
     Mutant(
@@ -209,7 +190,6 @@ MEMORY = (
         "copy_rows(stored[plan.dst, : plan.n_kept], rows)",
         "copy_rows(stored[plan.dst, 1 : plan.n_kept], rows[:, :-1])",
         "lane replay",
-        "compare",
         "state-too-old",
     ),
     Mutant(
@@ -219,7 +199,6 @@ MEMORY = (
         "self._n_logged[seq] - self._pending[seq]",
         "self._n_logged[seq] - 2 * self._pending[seq] if 2 * self._pending[seq] <= self._n_logged[seq] else self._n_logged[seq] - self._pending[seq]",
         "lane replay",
-        "compare",
         "stale-plane",
     ),
     Mutant(
@@ -229,7 +208,6 @@ MEMORY = (
         "cursors = [self._cursor(seq) for seq in ubatch.seq_ids]",
         "cursors = [self._cursor(ubatch.seq_ids[0]) for seq in ubatch.seq_ids]",
         "uneven replay",
-        "run",
         "wrong-fold",
     ),
     Mutant(
@@ -239,7 +217,6 @@ MEMORY = (
         "saves = self._rollback.checkpoints(spans, ubatches)",
         "saves = {seq: self._forward.memory.save(seq) for seq in seqs} if False else {}",
         "lane checkpoint",
-        "compare",
         "depth-not-kept",
     ),
     Mutant(
@@ -249,7 +226,6 @@ MEMORY = (
         "saves[span.seq] = self._memory.save(span.seq, self._device)",
         "saves[span.seq] = self.__dict__.setdefault('first', {}).setdefault(span.seq, self._memory.save(span.seq, self._device))",
         "lane checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -259,7 +235,6 @@ MEMORY = (
         "self._memory.save(span.seq, self._device)",
         "self._memory.save(spans[0].seq, self._device)",
         "lane3 checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -269,7 +244,6 @@ MEMORY = (
         "for key, state in self.live(seq).items()}",
         "for key, state in self.live(seq).items() if not self.layout.states[key].is_window}",
         "lane checkpoint",
-        "compare",
         "engine-failed",
         weak="the restore stops at the window that is missing; the finding names `planes._put`, layer and tensor",
     ),
@@ -280,7 +254,6 @@ MEMORY = (
         "for key, planes in self._states.items():",
         "for key, planes in list(self._states.items())[1:]:",
         "lane checkpoint",
-        "compare",
         "wrong-checkpoint-restored",
     ),
     Mutant(
@@ -290,7 +263,6 @@ MEMORY = (
         "round_.pos0, round_.decoded, []",
         "round_.pos0 + 1, round_.decoded[1:], []",
         "lane checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -300,7 +272,6 @@ MEMORY = (
         "Span(round_.seq, round_.pos0, round_.decoded, [])",
         "Span(round_.seq, round_.pos0 + 1, round_.decoded, [])",
         "lane checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -310,7 +281,6 @@ MEMORY = (
         "<= cells[:, :, None]",
         "<= cells[:, :, None] + 1",
         "lane planes",
-        "compare",
         "batch-differs",
         weak=FRESH,
     ),
@@ -322,7 +292,6 @@ MEMORY = (
         "own & ((held < seen_from) | (seen_from == 0))",
         "lane planes",
         "",
-        "",
         "Plain decoding has it as well, so that the reference is wrong in the same way.",
     ),
     Mutant(
@@ -332,7 +301,6 @@ MEMORY = (
         "<= cells[:, :, None]",
         "<= cells[:, :, None].max(1, keepdims=True) + 0 * cells[:, :, None]",
         "lane planes",
-        "compare",
         "logits-wrong",
     ),
     Mutant(
@@ -342,7 +310,6 @@ MEMORY = (
         "own & (held <= seen_from)",
         "(own | (self.unified and len(seqs) > 1)) & (held <= seen_from)",
         "lane3 planes,kv=unified",
-        "compare",
         "logits-wrong",
     ),
     Mutant(
@@ -352,7 +319,6 @@ MEMORY = (
         "self._cell_numbers[end : end + n]",
         "self._cell_numbers[max(0, end - (n == 1)) : max(0, end - (n == 1)) + n]",
         "lane planes",
-        "compare",
         "missing-kv-cells",
     ),
     Mutant(
@@ -362,7 +328,6 @@ MEMORY = (
         "np.concatenate((holes, np.arange(end, end + n - holes.size)))",
         "np.concatenate((holes, np.arange(end - 1, end - 1 + n - holes.size)))",
         "slots planes,kv=unified",
-        "compare",
         "missing-kv-cells",
     ),
     Mutant(
@@ -372,7 +337,6 @@ MEMORY = (
         "self.used[stream] = self.end[stream] = first",
         "self.used[stream] = self.end[stream] = min(first + 1, end)",
         "lane planes",
-        "compare",
         "attention-ahead",
     ),
     Mutant(
@@ -382,7 +346,6 @@ MEMORY = (
         "wanted &= self._pos[stream, :end] >= p0",
         "wanted &= (self._pos[stream, :end] >= p0) & (self._pos[stream, :end] < self._pos[stream, :end].max())",
         "lane planes,kv=unified",
-        "compare",
         "missing-kv-cells",
     ),
     Mutant(
@@ -392,7 +355,6 @@ MEMORY = (
         "self.end[stream] = int(held[-1]) + 1 if held.size else 0",
         "self.end[stream] = end",
         "lane planes",
-        "",
         "",
         "Free cells below the end are masked: it costs time alone.",
     ),

@@ -14,7 +14,6 @@ UNDOING = (
         "pos - (p0 - 1)",
         "pos - p0",
         "lane planes",
-        "compare",
         "plane-off-by-one",
     ),
     Mutant(
@@ -24,7 +23,6 @@ UNDOING = (
         "self._move_cursor(seq, depth)",
         "self._move_cursor(seq, min(depth + 1, self.valid_depth(seq)))",
         "lane ring",
-        "compare",
         "plane-off-by-one",
     ),
     Mutant(
@@ -34,7 +32,6 @@ UNDOING = (
         "self._pos[seq] = p0 - 1",
         "self._pos[seq] = p0",
         "lane planes",
-        "compare",
         "recurrent-position",
     ),
     Mutant(
@@ -44,7 +41,6 @@ UNDOING = (
         "self._pos[seq] = p0 - 1",
         "pass",
         "lane planes",
-        "compare",
         "recurrent-position",
     ),
     Mutant(
@@ -54,7 +50,6 @@ UNDOING = (
         "self._pos[seq], self._pending[seq] = last, 0",
         "self._pos[seq] = last",
         "lane planes",
-        "compare",
         "rollback-still-pending",
     ),
     Mutant(
@@ -65,7 +60,6 @@ UNDOING = (
         "self._pos[seq], self._n_seen[seq] = -1, 0",
         "queue planes",
         "",
-        "",
         "A plane is read at most as deep as one was written since, and a sequence that begins has only the newest.",
     ),
     Mutant(
@@ -75,7 +69,6 @@ UNDOING = (
         "if depth > self.valid_depth(seq):",
         "if depth > self.n_rs_seq:",
         "lane planes,ubatch=2",
-        "compare",
         "depth-beyond-truth",
     ),
     Mutant(
@@ -85,7 +78,6 @@ UNDOING = (
         "checkpoint.states)",
         "{k: s * (not self.layout.states[k].is_window) for k, s in checkpoint.states.items()})",
         "lane checkpoint",
-        "compare",
         "wrong-checkpoint-restored",
     ),
     Mutant(
@@ -96,7 +88,6 @@ UNDOING = (
         "checkpoint.pos + 1,",
         "lane checkpoint",
         "",
-        "",
         "The memory's position is the lesser one of its parts, so the cells' counts until the replay after the restore sets the states' again.",
     ),
     Mutant(
@@ -106,7 +97,6 @@ UNDOING = (
         "checkpoint.pos_max + 1",
         "checkpoint.pos_max + 2",
         "lane checkpoint",
-        "compare",
         "duplicate-kv-cells",
     ),
     Mutant(
@@ -116,7 +106,6 @@ UNDOING = (
         "checkpoint.pos_max + 1",
         "checkpoint.pos_max",
         "lane checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -126,7 +115,6 @@ UNDOING = (
         "len(span.tokens) - 1 >",
         "len(span.tokens) - 2 >",
         "uneven planes n_rs_seq=2",
-        "run",
         "depth-not-kept",
     ),
     Mutant(
@@ -136,7 +124,6 @@ UNDOING = (
         "self._memory.restore(round_.seq, save)",
         "save and self._memory.seq_rm(round_.seq, round_.pos0)",
         "lane checkpoint",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -146,7 +133,6 @@ UNDOING = (
         "round_.decoded",
         "[*round_.decoded, round_.accepted[-1]]",
         "lane checkpoint",
-        "compare",
         "rollback-end",
     ),
     Mutant(
@@ -156,7 +142,6 @@ UNDOING = (
         "round_.decoded",
         "round_.decoded[:-1]",
         "lane checkpoint",
-        "compare",
         "rollback-end",
     ),
     Mutant(
@@ -166,7 +151,6 @@ UNDOING = (
         "round_.decoded",
         "[span.tokens[-1], *round_.decoded[1:]]",
         "lane checkpoint",
-        "compare",
         "window-rows-wrong",
     ),
     Mutant(
@@ -177,7 +161,6 @@ UNDOING = (
         "if True:",
         "slots checkpoint",
         "",
-        "",
         "A replay verifies what was accepted in passes of other widths, and those give equal bits here: no replay disagrees, so the branch is never left.",
     ),
     Mutant(
@@ -187,7 +170,6 @@ UNDOING = (
         "span.pos0 + n_kept)",
         "span.pos0 + n_kept + 1)",
         "lane planes",
-        "compare",
         "rollback-end",
     ),
     Mutant(
@@ -197,7 +179,6 @@ UNDOING = (
         "span.pos0 + n_kept)",
         "span.pos0 + max(1, n_kept - 1))",
         "lane planes",
-        "compare",
         "rollback-end",
     ),
     Mutant(
@@ -207,7 +188,6 @@ UNDOING = (
         "if round_.n_kept < len(span.tokens):",
         "if round_.n_kept < len(span.tokens) - 1:",
         "lane planes",
-        "compare",
         "rollback-end",
     ),
     Mutant(
@@ -217,7 +197,6 @@ UNDOING = (
         "self._depth[seq] = step.depths[row]",
         "self._depth[seq] = self.n_rs_seq",
         "lane planes,ubatch=2",
-        "compare",
         "rejected-tokens-in-state",
     ),
     Mutant(
@@ -227,7 +206,6 @@ UNDOING = (
         "planes[0, step.zero] = 0.0",
         "pass",
         "slots planes",
-        "compare",
         "batch-differs",
         weak=FRESH,
     ),
@@ -239,7 +217,6 @@ UNDOING = (
         "idx = 0",
         "lane planes",
         "",
-        "",
         "No sequence of a run lies idle between others with a rollback pending: filler makes all drafts of a round equally long. The memory script of the active gap shows it.",
     ),
     Mutant(
@@ -249,7 +226,6 @@ UNDOING = (
         "(p + i) * self.n_seqs + source",
         "(min(p + i + 1, self.n_rs_seq)) * self.n_seqs + source",
         "lane carry,ubatch=6",
-        "",
         "",
         "It acts where sequences with uneven rollbacks share a pass. Such a pass holds the whole batch of each of them, so no rollback reaches the planes that it carried.",
     ),
@@ -261,7 +237,6 @@ UNDOING = (
         "self._depth[seq]",
         "lane carry,ubatch=2",
         "",
-        "",
         "A round undoes once, and the pass after it consumes that: no second rollback is asked for while one is pending. Memory scripts show it.",
     ),
     Mutant(
@@ -271,7 +246,6 @@ UNDOING = (
         "max(0, self._depth[seq] - self._pending[seq])",
         "self._depth[seq]",
         "lane carry,forks",
-        "compare",
         "engine-failed",
         weak="the pass stops at an index that memory does not have, before a state is wrong; the finding names `planes._pick`, which reads it",
     ),
@@ -282,7 +256,6 @@ UNDOING = (
         "self._n_planes) - 1",
         "self._n_planes)",
         "lane planes,n_rs_seq=2",
-        "compare",
         "rejected-tokens-in-state",
     ),
     Mutant(
@@ -292,7 +265,6 @@ UNDOING = (
         "self._n_lanes - n_new)",
         "self._n_lanes)",
         "lane ring,n_rs_seq=2",
-        "compare",
         "rejected-tokens-in-state",
     ),
     Mutant(
@@ -303,7 +275,6 @@ UNDOING = (
         "+ n_last)",
         "lane ring,n_rs_seq=2",
         "",
-        "",
         "The bound is that of n_rs_seq wherever anything is held: the ring of a running sequence is full after its prompt.",
     ),
     Mutant(
@@ -313,7 +284,6 @@ UNDOING = (
         "del held[-depth:]",
         "del held[-max(1, depth - 1):]",
         "lane ring",
-        "compare",
         "wrong-snapshot-index",
     ),
     Mutant(
@@ -323,7 +293,6 @@ UNDOING = (
         "del held[-depth:]",
         "del held[-depth - 1 : -1]",
         "lane ring",
-        "compare",
         "wrong-snapshot-index",
     ),
     Mutant(
@@ -333,7 +302,6 @@ UNDOING = (
         "self._count(self._n_refs, held[-depth:], -1)",
         "pass",
         "lane3 ring",
-        "compare",
         "state-of-another-sequence",
     ),
     Mutant(
@@ -343,7 +311,6 @@ UNDOING = (
         "self._n_logged[seq] - self._pending[seq]",
         "self._n_logged[seq]",
         "lane replay",
-        "compare",
         "wrong-fold",
     ),
     Mutant(
@@ -353,7 +320,6 @@ UNDOING = (
         "self._n_logged[seq] = plan.n_kept",
         "self._n_logged[seq] = max(1, plan.n_kept - 1)",
         "lane replay",
-        "compare",
         "state-too-old",
     ),
     Mutant(
@@ -363,7 +329,6 @@ UNDOING = (
         "bases[plan.new] = 0.0",
         "pass",
         "slots replay",
-        "compare",
         "state-not-cleared",
     ),
     Mutant(
@@ -373,7 +338,6 @@ UNDOING = (
         "self._row[seq], self._n_logged[seq] = -1, 0",
         "self._row[seq] = -1",
         "talk replay",
-        "run",
         "window-rows-wrong",
     ),
     Mutant(
@@ -383,7 +347,6 @@ UNDOING = (
         "max(counts)\n",
         "min(counts)\n",
         "lane replay,forks",
-        "compare",
         "neighbour-state-wrong",
     ),
     Mutant(
@@ -393,7 +356,6 @@ UNDOING = (
         "slice(plan.n_early)",
         "slice(max(1, plan.n_early - 1))",
         "lane replay",
-        "compare",
         "engine-failed",
         weak="the layer stops at rows of another shape, before a state is wrong; the finding names the layer and that recurrent states have no token where attention has 14",
     ),
@@ -404,7 +366,6 @@ UNDOING = (
         "holding(each, p0, p1)",
         "holding(each, p0 + (p0 > 0), p1)",
         "lane planes",
-        "compare",
         "attention-ahead",
     ),
     Mutant(
@@ -414,7 +375,6 @@ UNDOING = (
         "self.used[stream] = self.end[stream] = first",
         "self.used[stream] = self.end[stream] = max(first - 1, 0)",
         "lane planes",
-        "compare",
         "missing-kv-cells",
     ),
     Mutant(
@@ -424,7 +384,6 @@ UNDOING = (
         "self._pos[stream, where] = pos",
         "self._pos[stream, where] = np.maximum(pos - (pos > 20), 0)",
         "lane planes",
-        "compare",
         "position-gap",
     ),
     Mutant(
@@ -434,7 +393,6 @@ UNDOING = (
         "rows(len(accepted))",
         "rows(max(0, len(accepted) - 1))",
         "uneven planes",
-        "run",
         "wrong-acceptance",
     ),
     Mutant(
@@ -444,7 +402,6 @@ UNDOING = (
         "accepted.append(token)",
         "accepted.append(drafted)",
         "run planes",
-        "run",
         "stale-logits",
     ),
     Mutant(
@@ -454,7 +411,6 @@ UNDOING = (
         "if token != drafted or",
         "if (token != drafted and i == 0) or",
         "run planes",
-        "run",
         "wrong-token",
     ),
 )

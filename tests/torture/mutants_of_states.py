@@ -26,7 +26,6 @@ STATES = (
         "read = [self._held[seq][-1] if",
         "read = [self._held[seq][0] if",
         "lane ring",
-        "compare",
         "wrong-snapshot-read",
     ),
     Mutant(
@@ -36,7 +35,6 @@ STATES = (
         "read = [self._plane(seq) for seq in seqs]",
         "read = [0 for seq in seqs]",
         "lane planes",
-        "compare",
         "wrong-snapshot-read",
     ),
     Mutant(
@@ -46,7 +44,6 @@ STATES = (
         "return counts[0], counts[0]",
         "return max(0, counts[0] - 1), max(0, counts[0] - 1)",
         "lane replay",
-        "compare",
         "wrong-fold",
     ),
     Mutant(
@@ -56,7 +53,6 @@ STATES = (
         "return self.attention.seq_rm(seq, p0, p1)",
         "return p0 > 0 or self.attention.seq_rm(seq, p0, p1)",
         "lane planes",
-        "compare",
         "attention-ahead",
     ),
     Mutant(
@@ -66,7 +62,6 @@ STATES = (
         "first = int(held.searchsorted(p0)) if p0 > 0 else 0",
         'first = int(held.searchsorted(p0, "right")) if p0 > 0 else 0',
         "lane replay",
-        "compare",
         "attention-ahead",
     ),
     Mutant(
@@ -76,7 +71,6 @@ STATES = (
         "self.recurrent.restore(seq, checkpoint.recurrent)",
         "pass",
         "lane checkpoint",
-        "compare",
         "wrong-checkpoint-restored",
     ),
     Mutant(
@@ -86,7 +80,6 @@ STATES = (
         "planes[0, cell] = states[key]",
         "planes[-1, cell] = states[key]",
         "lane planes,n_rs_seq=2",
-        "compare",
         "wrong-checkpoint-restored",
     ),
     Mutant(
@@ -96,7 +89,6 @@ STATES = (
         "self.n_accepted + 1",
         "self.n_accepted",
         "talk ring",
-        "run",
         "cache-mismatch",
     ),
     Mutant(
@@ -106,7 +98,6 @@ STATES = (
         "self.tokens[seq] = list(tokens[:n_tokens])",
         "self.tokens[seq] = list(tokens)",
         "talk planes",
-        "run",
         "cache-mismatch",
     ),
     Mutant(
@@ -116,7 +107,6 @@ STATES = (
         "return self._plan.windows if",
         "return (0, 0) if",
         "lane replay",
-        "compare",
         "wrong-fold",
     ),
     Mutant(
@@ -126,7 +116,6 @@ STATES = (
         "depth <= recurrent.valid_depth(seq)",
         "depth <= recurrent.valid_depth(seq) + 1",
         "talk planes",
-        "run",
         "duplicate-kv-cells",
     ),
     Mutant(
@@ -136,7 +125,6 @@ STATES = (
         "min(n_common(held, tokens), len(tokens) - 1)",
         "n_common(held, tokens)",
         "talk planes",
-        "run",
         "engine-failed",
         weak="no pass of the prompt is left to give logits; the finding names `scheduler._prompt_round`, and memory is as it should be",
     ),
@@ -147,7 +135,6 @@ STATES = (
         "for n, one in self._by_length.items() if n <= n_tokens}",
         "for n, one in self._by_length.items()}",
         "talk planes",
-        "run",
         "window-rows-wrong",
     ),
     Mutant(
@@ -157,7 +144,6 @@ STATES = (
         "if n <= n_tokens)",
         "if n <= n_tokens + 3)",
         "talk planes",
-        "run",
         "cache-mismatch",
     ),
     Mutant(
@@ -168,7 +154,6 @@ STATES = (
         "length = min(",
         "lane planes",
         "",
-        "",
         "The output is right; it costs prompt tokens processed again, which `cache_n` tells.",
     ),
     Mutant(
@@ -178,7 +163,6 @@ STATES = (
         "progress.n_decoded + n_true)",
         "progress.n_decoded + n_true + 1)",
         "draft-simple ring",
-        "run",
         "drafter-not-rewound",
     ),
     Mutant(
@@ -188,7 +172,6 @@ STATES = (
         "n - back : n - back + self._width",
         "max(0, n - back - 1) : max(0, n - back - 1) + self._width",
         "lane planes",
-        "compare",
         "batch-differs",
         weak=FRESH,
     ),
@@ -199,7 +182,6 @@ STATES = (
         "for back, slot in enumerate(slots):",
         "for back, slot in list(enumerate(slots))[:1]:",
         "lane planes",
-        "compare",
         "state-empty",
     ),
     Mutant(
@@ -209,8 +191,7 @@ STATES = (
         "n - back : n - back + self._width",
         "n : n + self._width",
         "lane planes @conv",
-        "compare",
-        "conv-not-rolled-back",
+        "rejected-tokens-in-window",
     ),
     Mutant(
         "window",
@@ -219,7 +200,6 @@ STATES = (
         "torch.cat((start[:, n_tokens:], columns[:, :n_tokens]), 1)",
         "torch.cat((start[:, :width - n_tokens], columns[:, :n_tokens]), 1)",
         "lane replay",
-        "compare",
         "batch-from-wrong-state",
     ),
     Mutant(
@@ -229,7 +209,6 @@ STATES = (
         "columns[:, n_tokens - width : n_tokens]",
         "columns[:, :width]",
         "lane replay",
-        "compare",
         "window-too-old",
     ),
     Mutant(
@@ -239,7 +218,6 @@ STATES = (
         "self.rows(inputs),",
         "self.rows(inputs).roll(1, 1),",
         "lane replay",
-        "compare",
         "window-too-old",
     ),
     Mutant(
@@ -249,7 +227,6 @@ STATES = (
         "after_each[:, -in_order.shape[1] :]",
         "after_each[:, -in_order.shape[1] - 1 : -1]",
         "lane ring",
-        "compare",
         "window-too-old",
     ),
     Mutant(
@@ -260,7 +237,6 @@ STATES = (
         "(inputs.x.roll(1, 1) + 1)",
         "lane replay @tokens",
         "",
-        "",
         "Plain decoding has it as well, so that the reference is wrong in the same way.",
     ),
     Mutant(
@@ -270,7 +246,6 @@ STATES = (
         "history[:, self.shape[0] :]",
         "history[:, : inputs.x.shape[1]]",
         "lane replay @tokens",
-        "compare",
         "window-too-old",
     ),
     Mutant(
@@ -280,7 +255,6 @@ STATES = (
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @kda",
-        "compare",
         "wrong-snapshot-index",
     ),
     Mutant(
@@ -290,7 +264,6 @@ STATES = (
         "slots=slots",
         "slots=slots[:1]",
         "lane planes",
-        "compare",
         "state-empty",
     ),
     Mutant(
@@ -300,7 +273,6 @@ STATES = (
         "inputs.finished()[:-1], start",
         "(inputs if inputs.g.shape[1] > 8 else inputs._replace(g=inputs.g[:, :1].expand_as(inputs.g).contiguous()))[:-1], start",
         "lane planes",
-        "compare",
         "gates-of-another-token",
     ),
     Mutant(
@@ -310,7 +282,6 @@ STATES = (
         "inputs.finished()[:-1], start",
         "(inputs if inputs.g.shape[1] > 8 else inputs._replace(beta=inputs.beta[:, :1].expand_as(inputs.beta).contiguous()))[:-1], start",
         "lane planes",
-        "compare",
         "gates-of-another-token",
     ),
     Mutant(
@@ -320,7 +291,6 @@ STATES = (
         "UpdateLog(*entries)",
         "UpdateLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay",
-        "compare",
         "log-entry-wrong",
     ),
     Mutant(
@@ -330,7 +300,6 @@ STATES = (
         "UpdateLog(*entries)",
         "UpdateLog(entries[0].roll(1, 1), *entries[1:])",
         "lane replay",
-        "compare",
         "log-entry-wrong",
     ),
     Mutant(
@@ -340,7 +309,6 @@ STATES = (
         "slots=slots",
         "slots=[*slots[:1], *slots[:0:-1]]",
         "lane planes @ssd",
-        "compare",
         "wrong-snapshot-index",
     ),
     Mutant(
@@ -350,7 +318,6 @@ STATES = (
         "inputs.finished()[:-1], start",
         "(inputs if inputs.g.shape[1] > 8 else inputs._replace(dt=inputs.dt[:, :1].expand_as(inputs.dt).contiguous()))[:-1], start",
         "lane planes @ssd",
-        "compare",
         "gates-of-another-token",
     ),
     Mutant(
@@ -360,7 +327,6 @@ STATES = (
         "UpdateLog(*entries)",
         "UpdateLog(*entries[:2], torch.zeros_like(entries[2]))",
         "lane replay @ssd",
-        "compare",
         "log-entry-wrong",
     ),
     Mutant(
@@ -370,7 +336,6 @@ STATES = (
         "UpdateLog(*entries), n_tokens",
         "UpdateLog(*entries), max(0, n_tokens - 1) if isinstance(n_tokens, int) else n_tokens",
         "lane replay @ssd",
-        "compare",
         "state-too-old",
     ),
     Mutant(
@@ -380,7 +345,6 @@ STATES = (
         "rows[i] for i in reversed(new)",
         "rows[i] for i in new",
         "lane ring",
-        "compare",
         "wrong-snapshot-index",
     ),
     Mutant(
@@ -390,7 +354,6 @@ STATES = (
         "torch.zeros_like(rows[0]) if source is None",
         "rows[0] if source is None",
         "slots ring",
-        "compare",
         "state-not-cleared",
     ),
     Mutant(
@@ -400,7 +363,6 @@ STATES = (
         "return held[len(held) - n_kept :] + new, new",
         "return held[len(held) - n_kept :] + new[1:], new",
         "lane ring",
-        "compare",
         "depth-not-kept",
     ),
     Mutant(
@@ -410,7 +372,6 @@ STATES = (
         "self._count(n_refs, held[: len(held) - n_kept], -1)",
         "pass",
         "lane3 ring",
-        "compare",
         "state-of-another-sequence",
     ),
     Mutant(
@@ -420,7 +381,6 @@ STATES = (
         "self._count(n_refs, new, 1)",
         "pass",
         "lane3 ring",
-        "compare",
         "state-of-another-sequence",
     ),
     Mutant(
@@ -430,7 +390,6 @@ STATES = (
         "windows: Sequence[int | None] = read",
         "windows: Sequence[int | None] = [self._newest_written[s] if self._held[s] else None for s in seqs]",
         "lane ring",
-        "compare",
         "conv-not-rolled-back",
     ),
     Mutant(
@@ -440,7 +399,6 @@ STATES = (
         "self._held[seq] = []",
         "pass",
         "slots ring",
-        "compare",
         "state-not-cleared",
     ),
     Mutant(
@@ -451,7 +409,24 @@ STATES = (
         "pass",
         "lane ring",
         "",
-        "",
         "It changes what slots are called in the memory table, not what they hold.",
+    ),
+    Mutant(
+        "window",
+        "older rings start from the one just written",
+        "engine.model.mixers.compressed:CompressorRing.into",
+        "sorted(enumerate(slots), key=lambda one: one[1].data_ptr() == start.data_ptr())",
+        "list(enumerate(slots))",
+        "run planes n_predict=60 @rings",
+        "rejected-tokens-in-window",
+    ),
+    Mutant(
+        "window",
+        "a logged row of a ring has the slot after",
+        "engine.model.mixers.compressed:CompressorRing.log",
+        "ring_places(positions, self._part.n_slots)",
+        "ring_places(positions + 1, self._part.n_slots)",
+        "lane replay @rings",
+        "log-entry-wrong",
     ),
 )

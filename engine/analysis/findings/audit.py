@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from engine.analysis.findings.memory import NAMES_STATES
 from engine.analysis.findings.run_rows import Check, ExaminedRun
 from engine.foreign import is_whole
 from engine.trace.facts import AuditFacts, Finding, RunFacts
@@ -108,12 +109,24 @@ def _cells_wrong(run: ExaminedRun) -> Iterator[Finding]:
         )
 
 
-def _logits_wrong(run: ExaminedRun) -> Iterator[Finding]:
+def _logits_wrong(run: ExaminedRun, *, is_repeated: bool) -> Iterator[Finding]:
     for one, logits in _first(run, "logits"):
+        comes_again = logits.get("comes_again", True)
+        if (comes_again is not False) != is_repeated:
+            continue
         state = one.get("state")
+        said = "although the state and the cells before them are right"
+        if comes_again is None:
+            hits = (hit for check in NAMES_STATES.values() for hit in check(run))
+            mine = (hit for hit in hits if hit.seq_id in (one["seq_id"], None))
+            if any((hit.round or 0) <= one["round"] for hit in mine):
+                continue  # memory is known to be wrong
+            said = "and cells were not compared"
+        elif not comes_again:
+            said = "and a second run, whose memory was read after every round, had others there"
         yield Finding(
             f"The logits for position {logits['pos']} in round {one['round']} differ from plain "
-            "decoding, although the state and the cells before them are right.",
+            f"decoding, {said}.",
             f"NMSE {logits['error']:.1e}, {logits['n_rows']} rows with more than rounding errors; "
             + (f"a state is wrong from round {state['round']} on; " if state else "")
             + _before(run, one["seq_id"], one["round"]),
@@ -183,7 +196,8 @@ def _incomplete(run: ExaminedRun) -> Iterator[Finding]:
 
 CHECKS: dict[str, Check] = {
     "cells-not-plain": _cells_wrong,
-    "logits-not-plain": _logits_wrong,
+    "logits-not-plain": partial(_logits_wrong, is_repeated=True),
+    "logits-not-repeated": partial(_logits_wrong, is_repeated=False),
     "wrong-acceptance": partial(_sampler, what="token", says=_says_token),
     "wrong-rule-probability": partial(_sampler, what="probability", says=_says_p),
     "wrong-synthetic-length": partial(_sampler, what="length", says=_says_length),

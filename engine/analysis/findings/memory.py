@@ -273,8 +273,8 @@ def _conv_not_rolled_back(run: ExaminedRun) -> Iterator[Finding]:
         if any(hit.seq_id == one.seq and (hit.round or 0) <= number for hit in named):
             continue
         origins = [r for r in run.state_origins if (r.seq_id, r.round) == (one.seq, number)]
-        if origins and all(r.kind != "rejected" for r in origins):
-            continue  # its content belongs to other tokens
+        if origins and all(r.kind != "rejected" or r.pos not in r.holds for r in origins):
+            continue  # of other tokens, or written wrong: there is no right one to read
         has_state = not np.isnan(one["state_error"])
         # everything computed later from a wrong window is wrong too
         if errors.first_wrong(one.seq) == one.at[0]:

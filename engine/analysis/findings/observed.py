@@ -29,8 +29,8 @@ def _checkpoint_boundary(run: ExaminedRun) -> Iterator[Finding]:
         if wrong:
             first = wrong[0]
             yield Finding(
-                f"A context checkpoint is stored for {first.n_tokens:,} tokens, but its state is "
-                f"that of {first.state_tokens:,}.",
+                f"A context checkpoint is stored for {first.n_tokens:,} tokens, and was saved "
+                f"after {first.state_tokens:,} of the prompt.",
                 f"{len(wrong)} of {len(record.created)} checkpoints saved for this prompt of "
                 f"{record.n_prompt:,} tokens",
                 seq_id=record.seq_id,

@@ -174,7 +174,7 @@ class _WrongState:
                 if self.run.option("rollback") == "replay":
                     return "wrong-fold"
                 return "wrong-snapshot-read" if holds[0] == pos else "wrong-snapshot-index"
-            if record.is_window and len(self.records) == 1:
+            if all(one.is_window for one in self.records):
                 return _WINDOW_BY_CONTENT.get(kind, _BY_CONTENT[kind])
             return _BY_CONTENT[kind]
         if kind.startswith("from ") and self._is_prompt:

@@ -136,6 +136,27 @@ def test_wrong_logits_of_narrow_batches_are_named(monkeypatch: pytest.MonkeyPatc
     assert (cause.rule, cause.round) == ("logits-not-plain", 1)
 
 
+def test_wrong_logits_that_a_look_at_memory_prevents_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, inputs, looked = HybridModel.forward, HybridMemory.inputs, set[int]()
+    wrong = _sees_the_next_token(right)
+
+    def forward(self: HybridModel, ubatch: Any, memory: Any, *rest: Any, **others: Any) -> Any:
+        was_looked_at = id(memory) in looked
+        looked.discard(id(memory))
+        return (right if was_looked_at else wrong)(self, ubatch, memory, *rest, **others)
+
+    def look(self: HybridMemory, seqs: Any) -> Any:
+        looked.add(id(self))
+        return inputs(self, seqs)
+
+    monkeypatch.setattr(HybridModel, "forward", forward)
+    monkeypatch.setattr(HybridMemory, "inputs", look)
+    (cause,) = causes(audited(drafting(60)))
+    assert cause.rule == "logits-not-repeated"
+
+
 def _rule(change: Callable[..., list[int]]) -> Callable[[pytest.MonkeyPatch], None]:
     def apply(patch: pytest.MonkeyPatch) -> None:
         name = "rejection" if "residual" in change.__name__ else "match"

@@ -47,7 +47,7 @@ def _play(case: Case, _: Path) -> Figures:
         assert not seen.by, f"without a bug {name} is accused by {seen.by}: {seen.rules}"
         return figures | {"clean": 1}
     mutant = next((m for m in MUTANTS if m.name == name), None)
-    how, causes = _by_function(name) if mutant is None else _seen(mutant)
+    how, causes = _by_function(name) if mutant is None else saw(mutant)
     listed = next(m.finds for m in MUTATIONS if m.name == name) if mutant is None else mutant.named
     if mutant is not None:
         assert how == mutant.seen, f"{name} is seen by {how or 'nothing'}, listed is {mutant.seen}"
@@ -68,7 +68,7 @@ def _by_function(name: str) -> tuple[str, set[str]]:
     return how if seen else "", {cause.rule for cause, _ in with_consequences(found)}
 
 
-def _seen(mutant: Mutant) -> tuple[str, set[str]]:
+def saw(mutant: Mutant) -> tuple[str, set[str]]:
     """The same for a bug of the list, in its play."""
     expected = play(mutant.play).text if mutant.seen in ("text", "") else []
     with pytest.MonkeyPatch.context() as patch:
