@@ -83,7 +83,9 @@ class Run:
             except BaseException as error:
                 self._cached = self._memories = None  # how far the round came is unknown
                 self._scheduler.note_failure(error)
-                is_lost = isinstance(error, DeviceLostError)  # its memory cannot be cleared
+                if is_lost := isinstance(error, DeviceLostError):  # its memory cannot be cleared
+                    with suppress(RuntimeError):  # nor can rows that wait for it be written
+                        self._scheduler.close()
                 with suppress(RuntimeError) if is_lost else nullcontext():
                     self.stop()
                 if isinstance(error, NonFiniteError):

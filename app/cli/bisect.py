@@ -98,7 +98,7 @@ def _search(args: argparse.Namespace, model: Path | None) -> tuple[Search, Path]
     if note:
         tell(f"note: {note}")
     where = str(args.repo.resolve()) if args.repo is not None else "builds"
-    folder = args.work or progress_file().parent / _mark(where)
+    folder = (args.work or progress_file().parent / _mark(where)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     judge, label = _judge(args, model, folder)
     builds: Callable[[Revision], Path] = given_build

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.common import draft_paths, open_session, target_path
@@ -27,6 +28,8 @@ from engine.compare.lane_spec import DEFAULT_LANES, NOISE_LANE, LaneSpec
 from engine.compare.scenario import Scenario, find_scenario, scenarios
 from engine.environment import environment
 from engine.errors import OptionError
+from engine.gguf.file import GgufFile
+from engine.model.tensors import DRAFT_MTP, has_mtp_block
 from engine.options import Prompt, RunOptions
 from engine.options.faults import notes_on
 from engine.options.llama_cpp import LlamaSettings
@@ -57,6 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare(parser, __name__, counts=_counts)
 
 
+def _has_mtp_block(path: Path) -> bool:
+    with GgufFile.open(path) as file:
+        return has_mtp_block(file)
+
+
 def run(args: argparse.Namespace) -> int:
     """Compare; what was recorded is exported, also after an error or a signal."""
     if args.list_scenarios:
@@ -70,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
     if scenario is None and not args.sources:
         raise OptionError("There is no prompt.", "Give one with -p, -f or --tokens.")
     if args.spec_type is None and not args.spec_default and args.draft_accept is None:
-        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else ("draft-mtp",)
+        args.spec_type = tuple(draft_paths(args)) if args.spec_draft_model else (DRAFT_MTP,)
+        if not (args.spec_draft_model or scenario or _has_mtp_block(target)):
+            raise OptionError(
+                f"{target.name} has no MTP block, which drafts unless something else does.",
+                "Choose a drafter with --spec-type, or --draft-accept 0,3,1 to draft by script.",
+            )
     options = scenario.options if scenario else run_options(args)
     drafts = draft_files(args, options)
     lanes: tuple[LaneSpec, ...] = DEFAULT_LANES

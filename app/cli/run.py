@@ -280,7 +280,7 @@ def run_turns(
     conversation = Conversation(session, trace, rendering, PromptCache(cached) if cached else None)
     if not args.json:
         how = "through the model's chat template" if is_chat else "joined as plain text"
-        print_lines((f"{len(recorded)} turns, messages {how}", ""))
+        print_lines((f"{counted(len(recorded), 'turn')}, messages {how}", ""))
     answers = args.turns_answers or "recorded"
     try:
         for number, turn in enumerate(recorded):
@@ -359,9 +359,9 @@ def turn_facts(turn: Turn) -> Iterator[str]:
             f"from token {turn.rewritten_at:,} on, the text so far has other tokens than were "
             "generated, because of an end token, the chat template or the tokenizer"
         )
-    places = ", ".join(f"{n:,}" for n, _ in record.held) or "none"
+    places = ", ".join(f"{n:,}" for n, _ in record.held)
     n_bytes = sum(size for _, size in record.held)
-    line = f"context checkpoints: {places}" + (f" ({size_text(n_bytes)})" if n_bytes else "")
+    line = "context checkpoints: " + (f"at {places} ({size_text(n_bytes)})" if places else "none")
     for what, found in (
         ("saved", [one.n_tokens for one in record.created]),
         ("evicted", record.evicted),
@@ -381,9 +381,9 @@ def _total_lines(turns: list[Turn]) -> Iterator[str]:
     n_again = sum(record.n_again for record in records)
     hits = sum(record.checkpoint is not None for record in records)
     yield (
-        f"{len(records)} turns: {n_all:,} prompt tokens, {n_reused:,} reused, "
-        f"{n_all - n_reused:,} processed, {n_again:,} of these again; {hits} turns started from a "
-        "context checkpoint"
+        f"{counted(len(records), 'turn')}: {n_all:,} prompt tokens, {n_reused:,} reused, "
+        f"{n_all - n_reused:,} processed, {n_again:,} of these again; "
+        f"{counted(hits, 'turn')} started from a context checkpoint"
     )
 
 

@@ -130,4 +130,4 @@ def _said(job: SweepJob, result: JobResult, varying: Collection[str]) -> str:
         f"{key} {setting_text(value)}" for key, value in job.settings.items() if key in varying
     )
     came = result.error or f"{number(float(result.figures['predicted_per_second'] or 0), 1)} tok/s"
-    return f"{said}: {came}"
+    return f"{said}: {came}" if said else came

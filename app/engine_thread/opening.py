@@ -129,14 +129,16 @@ class LocalSession:
         return self.engine_session.compute
 
     @property
-    def memory(self) -> DeviceMemory:
+    def memory(self) -> DeviceMemory | None:
         """See engine.machine.device.device_memory; if threads were chosen by a trial, the name
         includes them."""
         from engine.machine.device import device_memory
         from engine.threads import chosen_by
 
         memory, chosen = device_memory(self.engine_session.device), chosen_by()
-        return memory._replace(name=f"{memory.name} · threads: {chosen}") if chosen else memory
+        if memory is None or not chosen:
+            return memory
+        return memory._replace(name=f"{memory.name} · threads: {chosen}")
 
     def has(self, target: Path) -> bool:
         """Whether it is of this file in its current version."""

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QLabel, QToolButton, QWidget
 
 from app.engine_thread.events import OpenedFiles
 from app.widgets.build import hbox, made, vbox
-from app.widgets.fields import add_row, choice, new_form, text, text_box, whole
+from app.widgets.fields import add_row, choice, new_form, retype, text, text_box, whole
 from app.widgets.fitted_labels import ScrollPage
 from app.widgets.option_groups import (
     ABOVE,
@@ -459,8 +459,7 @@ class PromptBox(QWidget):
         self._texts[max(0, self.choice.currentIndex())] = self.editor.toPlainText()
 
     def _use_example(self, index: int) -> None:
-        self.editor.selectAll()
-        self.editor.insertPlainText(self._examples[index][1])  # Ctrl+Z brings back what was typed
+        retype(self.editor, self._examples[index][1])
         self.examples.setCurrentIndex(-1)
 
     def _on_chat(self, on: bool) -> None:

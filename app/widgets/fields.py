@@ -137,6 +137,12 @@ def text_box(name: str, placeholder: str) -> QPlainTextEdit:
     return box
 
 
+def retype(box: QPlainTextEdit, text: str) -> None:
+    """Replace the text as a user does: Ctrl+Z brings back what was there."""
+    box.selectAll()
+    box.insertPlainText(text)
+
+
 def file_path(placeholder: str, accepted: str = "") -> QLineEdit:
     """A file path, typed, dropped or chosen; a folder without `accepted`, the dialog's filters."""
     line = text(placeholder, takes_path=True)

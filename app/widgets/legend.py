@@ -129,37 +129,36 @@ class SwatchLegend(FlowLegend):
 
     def __init__(self, name: str, swatches: Sequence[Swatch], theme: Theme) -> None:
         super().__init__(name)
-        self._swatches = list(swatches)
-        self._leading: list[Swatch] = []
-        self._trailing: list[Swatch] = []
+        self._parts = [list[Swatch](), list(swatches), list[Swatch]()]
+        """Entries before the initial ones, those, and entries after them."""
         self._theme = theme
 
     @property
     def labels(self) -> list[str]:
         """Labels of the initial swatches."""
-        return [swatch.label for swatch in self._swatches]
+        return [swatch.label for swatch in self._parts[1]]
 
     @property
     def leading_labels(self) -> list[str]:
         """Labels of the entries before them."""
-        return [swatch.label for swatch in self._leading]
-
-    def set_leading(self, swatches: Sequence[Swatch]) -> None:
-        """Replace the entries before the others."""
-        if list(swatches) != self._leading:
-            self._leading = list(swatches)
-            self.updateGeometry()
-            self.update()
+        return [swatch.label for swatch in self._parts[0]]
 
     @property
     def trailing_labels(self) -> list[str]:
         """Labels of the entries after them."""
-        return [swatch.label for swatch in self._trailing]
+        return [swatch.label for swatch in self._parts[2]]
+
+    def set_leading(self, swatches: Sequence[Swatch]) -> None:
+        """Replace the entries before the others."""
+        self._replace(0, swatches)
 
     def set_trailing(self, swatches: Sequence[Swatch]) -> None:
         """Replace the entries after the others."""
-        if list(swatches) != self._trailing:
-            self._trailing = list(swatches)
+        self._replace(2, swatches)
+
+    def _replace(self, part: int, swatches: Sequence[Swatch]) -> None:
+        if list(swatches) != self._parts[part]:
+            self._parts[part] = list(swatches)
             self.updateGeometry()
             self.update()
 
@@ -178,10 +177,9 @@ class SwatchLegend(FlowLegend):
         return n_columns * (one + self.gap) - self.gap
 
     def set_label(self, index: int, label: str) -> None:
-        if label != self._swatches[index].label:
-            self._swatches[index] = replace(self._swatches[index], label=label)
-            self.updateGeometry()
-            self.update()
+        swatches = list(self._parts[1])
+        swatches[index] = replace(swatches[index], label=label)
+        self._replace(1, swatches)
 
     def entry_sizes(self) -> list[QSize]:
         metrics = self.fontMetrics()
@@ -205,4 +203,4 @@ class SwatchLegend(FlowLegend):
 
     @property
     def _entries(self) -> list[Swatch]:
-        return self._leading + self._swatches + self._trailing
+        return [swatch for part in self._parts for swatch in part]

@@ -122,6 +122,13 @@ _FLOATING = QSize(420, 260)
 """Least size of a floating dock."""
 
 
+def lay_out(window: QMainWindow) -> None:
+    """Lay out now: before the next events docks have no new sizes, nor can the window shrink."""
+    layout = window.layout()
+    assert layout is not None
+    layout.activate()
+
+
 class DockShares(QObject):
     """Keeps shares of height: Qt gives all new room to the centre, so plots would stay low in a
     maximised window. A height dragged by the user is the new share."""
@@ -168,7 +175,7 @@ class DockShares(QObject):
         dock = self._on_widened(before.width(), after.width())
         self._on_resized(before.height(), after.height())
         if dock is not None:
-            self._lay_out()
+            lay_out(self._window)
             self._right_given = dock.width()
 
     def _on_widened(self, before: int, after: int) -> QDockWidget | None:
@@ -185,11 +192,6 @@ class DockShares(QObject):
         widths = [*(one.width() for one in left), round(self._right_share * after)]
         self._window.resizeDocks(docks, widths, Qt.Orientation.Horizontal)
         return dock
-
-    def _lay_out(self) -> None:
-        layout = self._window.layout()
-        assert layout is not None
-        layout.activate()  # otherwise the docks would get their sizes only after the next events
 
     def _on_resized(self, before: int, after: int) -> None:
         """Called by a filter after the docks were laid out for the new size."""
@@ -220,7 +222,7 @@ class DockShares(QObject):
             self._window.resizeDocks(
                 list(docks.values()), list(asked.values()), Qt.Orientation.Vertical
             )
-            self._lay_out()
+            lay_out(self._window)
         self._given = {name: (asked[name], dock.height()) for name, dock in docks.items()}
 
     def _bar_height(self, dock: QDockWidget) -> int:

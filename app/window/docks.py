@@ -45,6 +45,7 @@ from app.window.dock_area import (
     DockTabs,
     Pages,
     key_stops,
+    lay_out,
 )
 from app.window.menus import TitleNote
 
@@ -217,8 +218,7 @@ class Docks:
     def _make_seen(self) -> None:
         """Make the views of visible docks, one per turn of the event loop: a plot takes as long as
         two frames."""
-        name = next(filter(self._is_seen, self._makers), None)
-        if name is not None:
+        if (name := next(filter(self._is_seen, self._makers), None)) is not None:
             self._make(name)
             self._has_made = True
             self._making.start()
@@ -391,7 +391,7 @@ class Docks:
         pages = self._shared(names[0])
         self._make(names[0] if pages is None else pages.current)
         opens = not any(self._stands_at_right(dock) for dock in self._docks.values())
-        self._lay_out()  # a panel may just have been closed
+        lay_out(self.window)  # a panel may just have been closed
         centre = window.centralWidget().width()
         for name in names:
             self[name].show()
@@ -448,7 +448,7 @@ class Docks:
         self._shares.fit_restored()
         if not self._fits_screen():
             self._take(self.layout_name)
-            self._lay_out()
+            lay_out(self.window)
         room = window.screen().availableGeometry()
         frame = window.frameGeometry()
         if room.contains(frame) or window.isMaximized() or window.isFullScreen():
@@ -461,7 +461,7 @@ class Docks:
         window.move(max(frame.left(), room.left()), max(frame.top(), room.top()))
 
     def _fit_restored(self, size: QSize) -> None:
-        self._lay_out()
+        lay_out(self.window)
         self._shares.fit_restored()
         if not self._fits_screen():
             self.fit_screen()
@@ -470,17 +470,11 @@ class Docks:
 
     def _have_again(self, size: QSize) -> None:
         """Restore the window's size: it may have grown before views had hidden what has no room."""
-        self._lay_out()
+        lay_out(self.window)
         QCoreApplication.sendPostedEvents(None, QEvent.Type.LayoutRequest.value)
-        self._lay_out()
+        lay_out(self.window)
         if self.window.size() != size:
             self.window.resize(size)
-
-    def _lay_out(self) -> None:
-        """Lay out now; otherwise the window could not shrink before the next events."""
-        layout = self.window.layout()
-        assert layout is not None
-        layout.activate()
 
     def _fits_screen(self) -> bool:
         """Whether the panels fit on the screen: as saved on a larger one, they would enlarge the

@@ -19,7 +19,7 @@ from app.trace_models.server_facts import known_facts, server_name
 from app.trace_models.shown_text import in_window
 from app.window.banner import Banner
 from app.window.dock_area import DOCK_OF
-from app.window.panels import Panels, why_not_ready
+from app.window.panels import NOT_READY, Panels
 from engine.analysis.breaks import BreakHit
 from engine.errors import DraftscopeError
 from engine.trace.run_ref import RunRef
@@ -89,7 +89,7 @@ class EngineNews(QObject):
             return "A server's memory cannot be inspected: open the model's file."
         if state in (State.RUNNING, State.PAUSED):
             return "A run is in progress; Stop (Shift+F5) ends it."
-        return why_not_ready(self._bridge)
+        return NOT_READY.get(state, "")
 
     # -- servers ---------------------------------------------------------------------------
 

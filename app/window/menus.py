@@ -235,8 +235,7 @@ class TitleButton(QToolButton):
         self.raise_()
 
     def _open(self) -> None:
-        target = self._target()
-        if target is not None:
+        if (target := self._target()) is not None:
             target.setFocus(Qt.FocusReason.OtherFocusReason)
         self._menu.popup(self.mapToGlobal(QPoint(0, self.height())))
 

@@ -12,7 +12,6 @@ from app.actions import Actions
 from app.engine_thread.bridge import Bridge
 from app.engine_thread.events import State
 from app.engine_thread.feed import Feed
-from app.engine_thread.status import EngineStatus
 from app.looks import Theme
 from app.panels.conversation.conversation_view import ConversationView
 from app.panels.findings_view import FindingsView
@@ -44,19 +43,12 @@ _View = TypeVar("_View", "DivergenceView", "ResultsView", "ConformView")
 _FIRST, _TOKENS = range(2)
 
 
-_NOT_READY = {
+NOT_READY = {
     State.EMPTY: "Open a model first.",
     State.INSPECTED: "The model is not loaded: press Load weights in the Model panel (Ctrl+1).",
-    State.LOADING: "The model is being loaded.",
+    State.LOADING: "The engine is busy, as the status line says.",
 }
-_BUSY = "The engine is busy; the status line says with what."
-
-
-def why_not_ready(status: EngineStatus) -> str:
-    """Why no run can start, empty if one can."""
-    if status.state is State.LOADING and not status.is_opening:
-        return _BUSY
-    return _NOT_READY.get(status.state, "")
+"""Why no run can start."""
 
 
 class Panels:
@@ -216,7 +208,7 @@ class Panels:
 
     def tell_kept(self) -> None:
         """Show in the empty centre what can be run or chosen."""
-        why_not = why_not_ready(self.bridge)
+        why_not = NOT_READY.get(self.bridge.state, "")
         self.tokens.tell_kept(self.runs.model.n_known, why_not)
 
     def _offer_run(self, views: Iterable[QWidget]) -> None:

@@ -122,8 +122,7 @@ class RunControl:
         """Let the user choose a model, in this folder or the last one."""
         if folder is not None:
             self._settings.set_folder("model", folder)
-        path = ask_model(self._window, self._settings, "Open model")
-        if path is not None:
+        if (path := ask_model(self._window, self._settings, "Open model")) is not None:
             self.open_model(path)
 
     def ask_draft(self) -> None:
@@ -170,8 +169,7 @@ class RunControl:
         run = self._feed.run
         if run is None:
             return
-        path = ask_model(self._window, self._settings, "Re-score with model")
-        if path is not None:
+        if (path := ask_model(self._window, self._settings, "Re-score with model")) is not None:
             self._panels.banners.clear()
             self._rescore(run, path)
 
@@ -191,8 +189,7 @@ class RunControl:
 
     def reload(self) -> None:
         """Load the current files again, with the Run panel's loading options."""
-        files = self._bridge.files
-        if files is not None:
+        if (files := self._bridge.files) is not None:
             self.open_model(files.target, *(draft for draft, *_ in files.drafts))
 
     # -- runs ------------------------------------------------------------------------------

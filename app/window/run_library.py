@@ -107,8 +107,7 @@ class RunLibrary(QObject):
     def again(self, run: RunRef) -> None:
         """Repeat a run or comparison with its prompts and options, whatever Run Settings say. One
         of another session needs its model."""
-        job = self._repeat(run)
-        if job is not None:
+        if (job := self._repeat(run)) is not None:
             self._panels.banners.clear()
             self.with_rows(run.store, lambda: self._bridge.ask(job))
 
@@ -221,8 +220,7 @@ class RunLibrary(QObject):
 
     def _folder_of(self, store: TraceStore) -> Path | None:
         """The folder with all of a trace, None if it is only in memory."""
-        folder = self._bridge.opened_from(store)
-        if folder is not None:
+        if (folder := self._bridge.opened_from(store)) is not None:
             return folder if self._as_read.get(store) == mark_of(store) else None
         saves = self._autosave
         if saves is None or saves.is_writing or not store.size() or not saves.is_saved(store):

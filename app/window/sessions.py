@@ -58,7 +58,6 @@ from engine.trace.store import TraceStore
 
 if TYPE_CHECKING:
     from app.panels.tune.results_view import ResultsView
-    from engine.experiments.sweep.plan import SweepPlan
 
 
 _AUTOSAVES = "autosave"
@@ -197,8 +196,7 @@ class Sessions(QObject):
 
     def share(self, run: RunRef) -> None:
         """Write the trace's runs as a page that begins with this one, and show where it is."""
-        path = place_page(self._window, self._settings, "session")
-        if path is not None:
+        if (path := place_page(self._window, self._settings, "session")) is not None:
             write = partial(write_page_on, run, lanes_of(run))
             self._write(WriteFile("Page", path, write), self._show_page)
 
@@ -368,8 +366,7 @@ class OpenedResults:
     def ask(self) -> None:
         """Let the user choose a file, and open it."""
         asked = self._window, self._settings, "results", "Open results", RESULTS_FILTER
-        path = ask_file(*asked)
-        if path is not None:
+        if (path := ask_file(*asked)) is not None:
             self.open(path)
 
     def open(self, path: Path) -> None:
@@ -380,17 +377,13 @@ class OpenedResults:
     def ask_sweep(self) -> None:
         """Let the user choose what is swept, without blocking the window."""
         dialog = SweepDialog(self._bridge, self._panels.run_panel, self._settings, self._window)
-        dialog.chosen.connect(self._sweep)
+        dialog.chosen.connect(lambda job: self._bridge.ask(job, self._show_sweep))
         dialog.show()
-
-    def _sweep(self, plan: SweepPlan, traces: bool) -> None:
-        self._panels.banners.clear()
-        self._bridge.ask(RunSweep(plan, traces=traces), self._show_sweep)
 
     def _show_sweep(self, job: RunSweep) -> None:
         path, total = job.plan.path, len(job.plan.jobs)
-        if job.results is not None:
-            self._bridge.ask(ReadResults(job.results), self._show)
+        if job.n_done:
+            self.open(path.parent)
         if job.n_done < total:
             again = f"`draftscope sweep {path} --out {path.parent}` continues it."
             said = f"The sweep ended after {job.n_done} of {total} jobs."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,8 @@ from engine.decode.sequences import DecodingSequence, SlotAssignment, sampler_fo
 from engine.draft.chain import DrafterChain
 from engine.draft.drafter import Draft, Drafter, branch_of
 from engine.draft.scripted import ScriptedDrafter
-from engine.errors import NonFiniteError, OptionError
+from engine.errors import DeviceLostError, NonFiniteError, OptionError
+from engine.machine.device import run_on
 from engine.model.layers import TargetRows, join_rows
 from engine.options import Prompt, RunOptions
 from engine.options.llama_cpp import DEFAULT_SETTINGS, LlamaSettings
@@ -155,8 +157,12 @@ class Comparison:
         """Do one round of all lanes; returns whether work remains. A DraftscopeError ends it."""
         if not self.done:
             try:
-                self._step()
+                run_on(self._setup.session.device, self._step)
             except BaseException as error:
+                if isinstance(error, DeviceLostError):
+                    for lane in self._lanes:
+                        with suppress(RuntimeError):  # rows that wait for it cannot be written
+                            lane.settle()
                 self.stop()
                 if isinstance(error, NonFiniteError):
                     self._files.check()  # damaged weights explain it

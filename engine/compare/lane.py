@@ -30,7 +30,14 @@ from engine.decode.forward import Forward, RowsBySequence, TargetRowsBySequence
 from engine.decode.recorder import Recorder
 from engine.decode.round import PhaseClock, Round
 from engine.decode.verify_loop import valid_depth
-from engine.errors import ContextFullError, PeerLibraryError, RollbackRefusedError, StateBlobError
+from engine.errors import (
+    ContextFullError,
+    DeviceLostError,
+    PeerLibraryError,
+    RollbackRefusedError,
+    StateBlobError,
+)
+from engine.machine.device import meaning_of
 from engine.memory.hybrid import HybridMemory
 from engine.model.hybrid import HybridModel
 from engine.options import Prompt, RunOptions
@@ -129,6 +136,7 @@ class Lane:
         self.facts |= {"lane": spec.name, "lane_kind": spec.kind, "lane_against": None}
         self._trace = setup.trace
         session = setup.session
+        self._device = session.device
         self._recorder = Recorder(setup.trace, run_id, session.tokenizer.piece, session.files)
         self._clock = PhaseClock()
 
@@ -236,8 +244,11 @@ class Follower(Lane):
         try:
             self._follow(self._leader.round)
         except _STOPS as error:
+            meant = meaning_of(error, self._device)
+            if isinstance(meant, DeviceLostError):  # that of all lanes
+                raise
             self._fail(error)
-            self.facts.lane_error = str(error)
+            self.facts.lane_error = str(meant or error)
 
     def _fail(self, error: Exception) -> None:
         """Stop the lane with an error."""

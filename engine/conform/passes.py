@@ -65,10 +65,10 @@ def _all(shape: Shape, drafts: int, accepted: Sequence[int]) -> Pass:
 def _depths(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
     t, n = shape.n_tokens, shape.n_sequences
     # each number is accepted, and read afterwards; rows per sequence alternate between more and
-    # fewer
+    # fewer, and requests of a batch between the order of their slots and another
     for first in range(0, max(t, n + 1), n):
-        counts = [1 + (i + first) % t for i in range(n)]
-        yield _all(shape, t, counts if first // n % 2 else counts[::-1])
+        one = _all(shape, t, [1 + (i + first) % t for i in range(n)][::-1])
+        yield replace(one, sequences=one.sequences[::-1]) if first // n % 2 else one
     # a log is filled, folded and wrapped
     for _ in range(1 + 2 * kernel.ring // t):
         yield _all(shape, t, [t - dice.randint(0, 1) for _ in range(shape.n_sequences)])
@@ -112,9 +112,8 @@ def _drift(shape: Shape, dice: random.Random, kernel: Kernel) -> Iterator[Pass]:
 
 
 def _drawn(shape: Shape, dice: random.Random, kernel: Kernel, everyone: bool) -> Pass:
-    ids = list(range(shape.n_sequences))
-    if not everyone:
-        ids = dice.sample(ids, dice.randint(1, len(ids)))
+    n = shape.n_sequences
+    ids = dice.sample(range(n), n if everyone else dice.randint(1, n))
     longest = shape.n_tokens
     if kernel.equal_lengths:
         least = longest if kernel.full_lengths else 1

@@ -280,7 +280,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
          "the count is set to 1 by a step without drafts", lambda p, _: p.counted(), shape),
         (of_others, "other-sequence", *apart),
         (of_others, "other-sequence",
-         "all sequences are in its passes", lambda p, _: p.whole(n), shape),
+         "all sequences are in its passes, in their order", lambda p, _: p.whole(n), shape),
         ((vague or some_heads) and shape.n_groups < shape.n_heads, "head-mapping",
          "no heads share a key", same, replace(shape, n_groups=shape.n_heads)),
         (vague and shape.n_heads > 1, ("head-mapping", "wrong-stride")[conv],

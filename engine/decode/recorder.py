@@ -16,9 +16,10 @@ import torch
 from engine.batch import UBatch
 from engine.decode.round import PhaseClock, Round, TokenColumns, phases_of
 from engine.draft.drafter import Draft
+from engine.errors import DeviceLostError
 from engine.gguf.part_file import LOOK_S, ModelFiles
 from engine.machine.clock import run_clock
-from engine.machine.device import read, upload
+from engine.machine.device import CPU, meaning_of, read, upload
 from engine.memory.hybrid import HybridMemory
 from engine.trace.facts import RunFacts
 from engine.trace.records import N_TOP, PHASES
@@ -293,7 +294,12 @@ class Recorder:
         if self._noted:
             rounds, *noted = (self._noted[i::_N_NOTED] for i in range(_N_NOTED))
             asked = [(x.logits, x.record, *x.examined) for x in rounds if x.logits is not None]
-            examined = all_target_facts(asked) if asked else ()
+            try:
+                examined = all_target_facts(asked) if asked else ()
+            except RuntimeError as error:
+                if isinstance(meaning_of(error, CPU), DeviceLostError):  # it answers no more
+                    self._noted, self._passes, self._drafts, self.bytes_waiting = [], [], [], 0
+                raise
             tables |= self._round_columns(rounds, noted, examined)
             drafted = filter(None, tables["tokens"].get("draft_top_id", ()))
             seen = (top_ids.ravel().tolist() for top_ids in examined[3:4])

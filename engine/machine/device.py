@@ -43,24 +43,31 @@ def cuda_devices() -> dict[str, str]:
     return {f"cuda:{i}": torch.cuda.get_device_name(i) for i in range(n)}
 
 
-def device_memory(device: torch.device) -> DeviceMemory:
-    """The current memory of a device."""
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """The current memory of a device; None for one that has failed, which answers nothing."""
     if device.type != "cuda":
         return DeviceMemory(device_name(device), resident_memory(), available_memory())
-    held = torch.cuda.memory_reserved(device)
-    return DeviceMemory(device_name(device), held, torch.cuda.mem_get_info(device)[0])
+    try:
+        free = _free(device)
+    except DeviceLostError:
+        return None
+    return DeviceMemory(device_name(device), torch.cuda.memory_reserved(device), free)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes of a CUDA device that are free. Raises DeviceLostError."""
+    return run_on(device, lambda: int(torch.cuda.mem_get_info(device)[0]))
 
 
 def check_room(sizes: Mapping[str, int], device: torch.device) -> None:
     """Raise OutOfMemoryError if a CUDA device cannot hold these bytes, given by purpose: its driver
-    might use host memory instead, a hundred times slower."""
+    might use host memory instead, a hundred times slower. Raises DeviceLostError."""
     if device.type != "cuda":
         return
-    needed = sum(sizes.values())
-    free, _ = torch.cuda.mem_get_info(device)
+    needed, free = sum(sizes.values()), _free(device)
     if needed > free:
         free_unused(device)  # garbage of finished runs, and what torch keeps for later
-        free, _ = torch.cuda.mem_get_info(device)
+        free = _free(device)
     if needed > free:
         parts = ", ".join(f"{name} {size_text(n)}" for name, n in sizes.items() if n)
         raise OutOfMemoryError(

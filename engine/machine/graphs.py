@@ -35,8 +35,6 @@ _MAKE = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_emp
 # declared as views, but of tensors that are not kept
 _MAKE_CONSTANTS = frozenset(("lift", "lift_fresh"))
 
-Tensors = tuple[Tensor, ...]
-
 
 class RecordOnProcessor:
     """A `Record` on the CPU: the launches of compiled kernels in a computation.
@@ -57,7 +55,7 @@ class RecordOnProcessor:
         """Bytes that the tensors of the recordings take."""
         return self._arena.n_bytes
 
-    def __call__(self, compute: Callable[[], Tensors]) -> tuple[Tensors, LaunchTable]:
+    def __call__(self, compute: Callable[[], PassTensors]) -> tuple[PassTensors, LaunchTable]:
         """Raises NotImplementedError if arithmetic is done outside of kernels; nothing was computed
         then, so the pass can still be run."""
         launches: list[Launch] = []

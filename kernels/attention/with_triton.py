@@ -59,8 +59,9 @@ def _split(
     in_rows = t < n_tokens
     columns, deep = tl.arange(0, BV), _chunks(BD, BC)
     q += b * q_b + t[:, None] * q_t + h[:, None] * q_h
-    k += b * k_b + i * k_h
-    v += b * v_b + i * v_h
+    # the cells of long contexts are more numbers than 32 bits count
+    k += b * k_b + i.to(tl.int64) * k_h
+    v += b * v_b + i.to(tl.int64) * v_h
     mask += b * mask_b + t[:, None] * mask_t
     queries = tl.load(
         q[None] + deep[:, None, :] * q_d, in_rows[None, :, None] & (deep < d)[:, None, :], 0.0
@@ -126,8 +127,8 @@ def _split_alone(
         size *= 2
     deep, columns = tl.arange(0, BD), tl.arange(0, BV)
     query = tl.load(q + b * q_b + t * q_t + h * q_h + deep * q_d, deep < d, 0.0) * scale
-    k += b * k_b + i * k_h
-    v += b * v_b + i * v_h
+    k += b * k_b + i.to(tl.int64) * k_h
+    v += b * v_b + i.to(tl.int64) * v_h
     cells += (b * n_tokens + t) * n_cells
 
     best = tl.full((), float("-inf"), tl.float32)

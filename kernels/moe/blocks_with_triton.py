@@ -41,7 +41,7 @@ from kernels.triton_setup import cdiv, jit, power_of_2
 def _places(ids, order, ends, n_experts, SORTED: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr):
     """Of a tile the expert, the first of its places among the choices, where they end, and the
     choices that are there."""
-    tile = tl.program_id(1)
+    tile = tl.program_id(0)
     if SORTED:
         expert, first, end = tile_of(ends, n_experts, tile, BM, BE)
         place = first + tl.arange(0, BM)
@@ -65,7 +65,7 @@ def _open(
         return
     place = first + tl.arange(0, BM)
     inside, m = place < end, choice // n_used
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     in_columns = n < width
     weights, expert_bytes, row_bytes = parts[0]
     opened = block_sums(
@@ -87,7 +87,7 @@ def _open(
         first_row = first.to(tl.int64)
         last_row = tl.minimum(first_row + BM, end)
         round_when_done(
-            hidden, kept, counters, tl.program_id(1), first_row, last_row, tl.program_id(0) * BN,
+            hidden, kept, counters, tl.program_id(0), first_row, last_row, tl.program_id(1) * BN,
             width, KEPT, BN,
         )  # fmt: skip
 
@@ -104,7 +104,7 @@ def _close(
         return
     place = first + tl.arange(0, BM)
     inside = place < end
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     in_columns = n < n_out
     total = block_sums(
         weights + expert * expert_bytes, rows, place.to(tl.int64), inside, n, in_columns,
@@ -162,7 +162,7 @@ def experts(x: Rows, weights: Tensor, ids: Tensor, packed: PackedExperts, added:
     columns = columns_of(side, width * n_tiles, 4)
     hidden = torch.empty(n_choices, width, device=ids.device)
     made = empty_integers(n_choices, width, kinds, ids.device)
-    _open[(cdiv(width, columns), n_tiles)](
+    _open[(n_tiles, cdiv(width, columns))](
         launch.integers, tuple((p.data, p.data.stride(0), p.row_bytes) for p in opening),
         ids, order, ends, hidden, packed.activation.numbers, tuple(map(tuple, made.values())),
         counters(ids.device) if kinds else hidden, n_experts, n_used, launch.n_in, width,
@@ -184,7 +184,7 @@ def experts(x: Rows, weights: Tensor, ids: Tensor, packed: PackedExperts, added:
         return y
     lines = hidden.new_empty(n_choices, n_out)
     columns = columns_of(side, n_out * n_tiles)
-    _close[(cdiv(n_out, columns), n_tiles)](
+    _close[(n_tiles, cdiv(n_out, columns))](
         *given, order, ends, lines, n_experts, width, n_out, **places, BN=columns, **sides
     )
     return combine(lines, weights, added)

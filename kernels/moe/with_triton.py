@@ -157,13 +157,13 @@ def _open(
 ):  # fmt: skip
     """The activation of gate x and up x, or of up x, for the rows of a tile and BN columns, in
     sorted order. matrices: of gate and up the first expert's, and the sizes of one and of a row."""
-    expert, first, end = tile_of(ends, n_experts, tl.program_id(1), BM, BE)
+    expert, first, end = tile_of(ends, n_experts, tl.program_id(0), BM, BE)
     if first >= end:
         return
     place = first + tl.arange(0, BM)
     inside = place < end
     source = tl.load(order + place, inside, 0) // n_used
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     x += source[:, None] * x_stride + k[None, :]
     gates, size, row_size = matrices[0]
@@ -192,12 +192,12 @@ def _close(
     TYPE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """down of the rows of a tile and BN columns, back in the order of rows and choices."""
-    expert, first, end = tile_of(ends, n_experts, tl.program_id(1), BM, BE)
+    expert, first, end = tile_of(ends, n_experts, tl.program_id(0), BM, BE)
     if first >= end:
         return
     place = first + tl.arange(0, BM)
     inside = place < end
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     hidden += place.to(tl.int64)[:, None] * width + k[None, :]
     matrices += expert.to(tl.int64) * size
@@ -227,8 +227,8 @@ def added_to(total, added, row, column, inside):
 
 @jit
 def _combine(lines, weights, y, added, d, stride, N_USED: tl.constexpr, BD: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(0) * BD + tl.arange(0, BD)
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BD + tl.arange(0, BD)
     total = tl.zeros((BD,), tl.float32)
     for i in tl.static_range(N_USED):
         line = tl.load(lines + (row * N_USED + i) * d + c, c < d, 0.0)
@@ -343,14 +343,14 @@ def experts(
     options = {**sides, "BE": power_of_2(n_experts), "num_warps": 4}
     dtype = DTYPES.get(packed.mode, torch.float32)
     hidden = torch.empty(n_choices, width, dtype=dtype, device=x.device)
-    _open[(cdiv(width, sides["BN"]), n_tiles)](
+    _open[(n_tiles, cdiv(width, sides["BN"]))](
         x, tuple(part for part, _ in opening), order, ends, hidden, n_experts, n_used, d, width,
         x.stride(0), tuple(map(float, packed.activation.numbers)),
         TYPES=tuple(type for _, type in opening), EXPRESSION=EXPRESSIONS[packed.activation.kind],
         **options,
     )  # fmt: skip
     lines = torch.empty(n_choices, d, dtype=torch.float32, device=x.device)
-    _close[(cdiv(d, sides["BN"]), n_tiles)](
+    _close[(n_tiles, cdiv(d, sides["BN"]))](
         hidden, *closing, order, ends, lines, n_experts, width, d, TYPE=down_type, **options
     )
     return combine(lines, weights, added)
@@ -371,7 +371,7 @@ def combine(lines: Tensor, weights: Tensor, added: Added) -> Tensor:
         weights = weights.contiguous()
     y = lines.new_empty(n_rows, d)
     side = min(power_of_2(d), 1024)
-    _combine[(cdiv(d, side), n_rows)](
+    _combine[(n_rows, cdiv(d, side))](
         lines, weights, y, places_of(added), d, weights.stride(0),
         N_USED=n_used, BD=side, num_warps=4,
     )  # fmt: skip

@@ -232,31 +232,37 @@ def numbers_of(index: tuple[Tensor, Tensor] | None) -> tuple[Tensor | int, ...]:
 
 
 def run_into(
-    n_tokens: int,
+    inputs: Sequence[Tensor],
     state: Tensor,
     slots: Sequence[Tensor],
-    run_chunks: Callable[[int, int, Tensor, Tensor], Tensor],
-    run_recurrence: Callable[[int, int, Tensor, Sequence[Tensor]], Tensor],
+    run_chunks: Callable[..., tuple[Tensor, ...]] | None,
+    run_recurrence: Callable[..., tuple[Tensor, ...]],
+    fixed: Sequence[int] = (),
 ) -> Tensor:
     """The outputs of all tokens; slots[s] receives the state s tokens before the last one.
 
-    Both functions take the first token, the one after the last and the state to start from;
-    run_chunks the slot for the last state, run_recurrence up to MAX_SLOTS slots, newest first.
-    Raises ValueError for slots of unlike strides.
+    inputs: [B, T, …], but those with the numbers `fixed`. Both functions take those of some tokens,
+    the state to start from, and run_chunks the slot for the last state, run_recurrence up to
+    MAX_SLOTS slots, newest first; outputs are the first result. Raises ValueError for slots of
+    unlike strides.
     """
     if any(slot.stride() != slots[0].stride() for slot in slots):
         raise ValueError("the slots of one call differ in their strides")
-    outputs, start = [], 0
+
+    def part(start: int, stop: int) -> list[Tensor]:
+        return [x if i in fixed else x[:, start:stop] for i, x in enumerate(inputs)]
+
+    outputs, start, n_tokens = [], 0, inputs[0].shape[1]
     # one state leaves the chunks, the oldest that is kept: the recurrence leads on from it
     n_before = n_tokens - len(slots) + 1
-    if n_before > FEW_TOKENS:
-        outputs.append(run_chunks(0, n_before, state, slots[-1]))
+    if run_chunks and n_before > FEW_TOKENS:
+        outputs.append(run_chunks(part(0, n_before), state, slots[-1])[0])
         start, state, slots = n_before, slots[-1], slots[:-1]
     while start < n_tokens:
         # of more slots than one kernel takes, the oldest first; then on from the newest of those
         n_later = (len(slots) - 1) // MAX_SLOTS * MAX_SLOTS
         mine, slots = slots[n_later:], slots[:n_later]
-        outputs.append(run_recurrence(start, n_tokens - n_later, state, mine))
+        outputs.append(run_recurrence(part(start, n_tokens - n_later), state, mine)[0])
         start, state = n_tokens - n_later, mine[0]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
@@ -315,7 +321,7 @@ def _run_scan(
     state: Tensor,
     slots: Sequence[Tensor],
     index: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
+) -> tuple[Tensor]:
     """All tokens of x, dt, A, B, C and D. index: `read` and `write` of scan_slots; then `state` is
     the pool and `slots` is empty."""
     x, dt, A, B, C, D = inputs
@@ -329,22 +335,13 @@ def _run_scan(
         *state.stride(), *(slots[0] if slots else state).stride(),
         N_SLOTS=len(slots), INDEXED=index is not None, BN=deep, BC=wide, num_warps=4,
     )  # fmt: skip
-    return o
+    return (o,)
 
 
 def scan_into(*inputs: *ScanArguments, slots: Sequence[Tensor]) -> Tensor:
     """See kernels.recurrence.selective_scan.scan_into. Every token by the recurrence."""
-    x, dt, A, B, C, D, first = inputs
-
-    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
-        x_, dt_, B_, C_ = (each[:, start:stop] for each in (x, dt, B, C))
-        return _run_scan((x_, dt_, A, B_, C_, D), state, slots)
-
-    def whole(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
-        return steps(start, stop, state, [slot])
-
-    return run_into(x.shape[1], first, slots, whole, steps)
+    return run_into(inputs[:6], inputs[6], slots, None, _run_scan, (2, 5))
 
 
 def scan_slots(*inputs: *ScanSlotArguments) -> Tensor:
-    return _run_scan(inputs[:6], inputs[6], (), inputs[7:])
+    return _run_scan(inputs[:6], inputs[6], (), inputs[7:])[0]

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeySequence
 
-from app.actions import MENUS, SEPARATOR, SPECS, TOOLBAR
+from app.actions import MENUS, SEPARATOR, SPECS, SUBMENUS, TOOLBAR
 from app.window.window import MainWindow
 from resources import ICONS
 
@@ -76,6 +76,7 @@ def test_mnemonics_of_a_menu_are_unique() -> None:
     texts["menu.plots"] = "Pl&ots"
     menus = [[title for title, _ in MENUS]]
     menus += [[texts[e] for e in entries if e != SEPARATOR] for _, entries in MENUS]
+    menus += [[spec.text for spec in SPECS if spec.id.startswith(start)] for start in SUBMENUS]
     for entries in menus:
         letters = [text[text.index("&") + 1].lower() for text in entries]
         assert len(letters) == len(set(letters)), entries

@@ -11,6 +11,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from engine.experiments.random_models.random_families import RANDOM_FAMILIES
 from engine.experiments.random_models.random_model import write_random_model
@@ -18,8 +19,10 @@ from engine.machine import graphs
 from engine.model.layers import ResidualBlock
 from engine.options import KV_MODES, ROLLBACK_POLICIES, SPLITS, Prompt, SamplerOptions
 from engine.session import Session
+from kernels import moe
+from kernels.linear.packed import BlockData
 from tests.support.as_on_cuda import LAUNCHED
-from tests.support.fake_cuda import fake_cuda, random_values
+from tests.support.fake_cuda import DEVICE, fake_cuda, random_values
 from tests.support.golden_drafters import TARGETS, drafter_file, there
 from tests.support.golden_files import golden_file
 from tests.support.golden_runs import MTP_MODELS, options_of
@@ -137,3 +140,18 @@ def test_drafters(fake, name):
 def test_a_temperature(fake, name):
     options = options_of(8, "draft-mtp", n_max=2, sampler=SamplerOptions(temp=0.8))
     decode(fake, Session.open(golden_file(f"{name}.gguf"), compute="f32", device="cuda"), options)
+
+
+@pytest.mark.parametrize("mode", ["q8", "bf16"])
+def test_experts_of_the_longest_pass(fake, mode):
+    """A grid has fewer than 2^16 programs in all directions but the first."""
+    n, n_experts, n_used, width = 1 << 16, 16, 8, 256
+    blocks = torch.zeros(n_experts, width, width // 32 * 34, dtype=torch.uint8, device=DEVICE)
+    numbers = torch.zeros(n_experts, width, width, device=DEVICE)
+    if mode == "q8":
+        packed = moe.pack_expert_blocks([BlockData(blocks, "Q8_0")] * 3, mode)
+    else:
+        packed = moe.pack_experts(numbers, numbers, numbers, mode)
+    x, shares = torch.zeros(n, width, device=DEVICE), torch.zeros(n, n_used, device=DEVICE)
+    assert moe.experts(x, shares, shares.long(), packed).shape == (n, width)
+    assert LAUNCHED

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import warm_up
+from engine.decode import recorder
 from engine.decode.scheduler import Scheduler
 from engine.errors import DeviceLostError, OutOfMemoryError
 from engine.machine.device import meaning_of
@@ -101,6 +102,31 @@ def test_a_device_that_fails(monkeypatch, error):
     message = str(raised.value)
     assert str(error).split("\n")[0] in message and "Compile with" not in message
     assert run.done and len(run.trace.tokens.column("token_id")) > 0
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["known", "on-the-device"])
+def test_rows_that_wait_for_a_device_that_fails(monkeypatch, reads):
+    """Of a pause between looks: those that need nothing more of it are written, and the run ends as
+    others do."""
+    run, facts_of, passes = failing(monkeypatch, LOST[0], 6), recorder.all_target_facts, [0]
+    forward = HybridModel.forward
+
+    def counted(*args, **kwargs):
+        passes[0] += 1
+        return forward(*args, **kwargs)
+
+    def read(questions):
+        if passes[0] > 5 and not reads:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return facts_of(questions)
+
+    monkeypatch.setattr(HybridModel, "forward", counted)
+    monkeypatch.setattr(recorder, "all_target_facts", read)
+    with pytest.raises(DeviceLostError, match="cpu failed: CUDA error"):
+        run.advance(60)
+    facts = run.trace.runs[run.run_id]
+    assert run.done and facts["stops"] == ["stopped"]
+    assert (len(run.trace.rounds.column("round")) > 1) is reads
 
 
 def test_a_memory_that_does_not_fit(monkeypatch):

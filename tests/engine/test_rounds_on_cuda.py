@@ -191,7 +191,7 @@ def test_every_family_with_the_kernels_of_a_gpu(request):
     if request.config.getoption("all"):
         chosen += ["--all"]
     else:
-        chosen += ["-k", "test_families or test_launches"]
+        chosen += ["-k", "test_families or test_launches or longest"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *chosen, str(here.with_name("families_on_cuda.py"))],
         cwd=here.parents[2],

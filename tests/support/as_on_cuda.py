@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from triton.runtime.interpreter import GridExecutor
 
 from kernels import dispatch
@@ -19,9 +20,11 @@ LAUNCHED = Counter[str]()
 
 
 def _launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     away = {str(x.device) for x in tensors} - {"cuda:0"}
     assert tensors and not away, f"{self.fn.__name__} was given tensors on {away}"
+    x, *others = self.grid
+    assert 0 < x < 1 << 31 and all(0 < side < 1 << 16 for side in others), self.fn.__name__
     LAUNCHED[self.fn.__name__] += 1
 
 

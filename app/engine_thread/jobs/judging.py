@@ -44,6 +44,8 @@ class JudgingJob(EngineJob):
     """A job on runs that have ended, for which the engine is busy."""
 
     def may_start(self, status: EngineStatus) -> bool:
+        if self.needs_rest:
+            return status.can_start
         return status.state is not State.LOADING and not status.has_run
 
     def on_ask(self, status: EngineStatus) -> None:
@@ -168,9 +170,6 @@ class MeasureFidelity(JudgingJob):
         super().__init__()
         self._text = text
 
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.can_start and status.server is None
-
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
         if isinstance(worker.session, LocalSession):
@@ -210,9 +209,6 @@ class MeasurePlain(JudgingJob):
     def __init__(self, run: RunRef, request: RunRequest) -> None:
         super().__init__()
         self.ref, self._request = run, request
-
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.can_start
 
     def run(self, worker: EngineWorker) -> State:
         worker.end_run()
@@ -264,16 +260,11 @@ class RunSweep(JudgingJob):
     here. When cancelled, the rows so far stay."""
 
     needs_rest = True
-    results: Path | None = None
-    """Their file, once it has a row."""
     n_done = 0
 
     def __init__(self, plan: SweepPlan, *, traces: bool) -> None:
         super().__init__()
         self.plan, self._traces = plan, traces
-
-    def may_start(self, status: EngineStatus) -> bool:
-        return status.can_start
 
     def run(self, worker: EngineWorker) -> State:
         from engine.experiments.sweep.sweep import Sweep, one_by_one
@@ -284,7 +275,7 @@ class RunSweep(JudgingJob):
         with Sweep(self.plan, self.plan.path.parent, traces=self._traces) as sweep:
             progress(0, total, f"sweep: job 1 of {total}")
             for *_, left_s in sweep.run(execute):
-                self.results, self.n_done = sweep.path, sweep.n_done
+                self.n_done = sweep.n_done
                 if left_s is not None:
                     left = f"about {duration_text(left_s)} left"
                     progress(self.n_done, total, f"sweep: job {self.n_done + 1} of {total}, {left}")

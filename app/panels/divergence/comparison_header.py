@@ -17,7 +17,7 @@ from app.trace_models.compared_lanes import ComparedLanes
 from app.trace_models.shown_text import plain_tip
 from app.widgets.build import action_button, hbox, made, vbox, words
 from app.widgets.empty_state import StatusMessage
-from app.widgets.fields import offer, shown_choice, text_box
+from app.widgets.fields import offer, retype, shown_choice, text_box
 from app.widgets.plain_table import ColumnTable, TableColumn, fit_height, plain_table
 from engine.analysis.run_cost import COST_HEADS, RunCost, cost_cells, cost_sentence
 from engine.compare.lane_spec import DEFAULT_LANES, LLAMA, NOISE_LANE, LaneSpec
@@ -261,11 +261,8 @@ class LaneEditor(QWidget):
         self.text.setFixedHeight(lines + 12)
         self.add_button = made(QPushButton, "&Add", accessibleName="Add a lane")
         self.add_button.setMenu(self._make_menu())
-        defaults = QPushButton("De&faults")
-        defaults.setToolTip(
-            "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
-        )
-        defaults.clicked.connect(self.set_defaults)
+        tip = "Checkpoint restore, partial seq_rm over planes, and copies of sequences"
+        defaults = made(QPushButton, "De&faults", toolTip=tip, clicked=self.set_defaults)
         self._message = StatusMessage(theme)
         buttons = vbox(self.add_button, defaults, 1)
         row = hbox((self.text, 1), buttons)
@@ -273,11 +270,12 @@ class LaneEditor(QWidget):
         self.text.textChanged.connect(self._check)
         theme.changed.connect(self._check)
         self.set_defaults()
+        self.text.document().clearUndoRedoStacks()
 
     def set_defaults(self) -> None:
         """Enter the default lanes."""
         names = [lane.name for lane in DEFAULT_LANES if lane.name != NOISE]
-        self.text.setPlainText("\n".join(names))
+        retype(self.text, "\n".join(names))
 
     def lanes(self) -> tuple[LaneSpec, ...] | None:
         """The lanes as written, the noise lane first; None while there is an error."""
@@ -332,5 +330,5 @@ class LaneEditor(QWidget):
 
     def _add(self, lane: str) -> None:
         text = self.text.toPlainText().rstrip("\n")
-        self.text.setPlainText(f"{text}\n{lane}" if text else lane)
+        retype(self.text, f"{text}\n{lane}" if text else lane)
         self.text.moveCursor(QTextCursor.MoveOperation.End)

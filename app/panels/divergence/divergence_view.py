@@ -226,16 +226,14 @@ class DivergenceView(QWidget):
         self._tell()
 
     def _show_seq(self, seq_id: int) -> None:
-        lanes = self._lanes
-        if lanes is not None:
+        if (lanes := self._lanes) is not None:
             self._lanes = ComparedLanes(lanes.store, lanes.run_ids, seq_id)
             self._pos = None
             self._choose(self._run_id)
 
     def _choose_where_compared(self, run_id: int) -> None:
         """Choose a lane, and a sequence that it compares."""
-        lanes = self._lanes
-        if lanes is not None:
+        if (lanes := self._lanes) is not None:
             lanes.poll()
             if (seq_id := lanes.seq_with(run_id)) != lanes.seq_id:
                 self._lanes = ComparedLanes(lanes.store, lanes.run_ids, seq_id)
@@ -249,8 +247,7 @@ class DivergenceView(QWidget):
 
     def _choose_range(self, first: int, last: int) -> None:
         """From the round of one position of the chosen lane to that of another."""
-        lanes = self._lanes
-        if lanes is not None:
+        if (lanes := self._lanes) is not None:
             rounds, pos = lanes.values(self._run_id, "round"), lanes.values(self._run_id, "pos")
             inside = rounds[(pos >= first) & (pos <= last)]
             if len(inside):
@@ -258,10 +255,8 @@ class DivergenceView(QWidget):
                 self.range_selected.emit(RunRange(run, int(inside[0]), int(inside[-1])))
 
     def _step(self, step: int) -> None:
-        if self._lanes is not None:
-            shown = self._shown_pos()
-            if shown is not None:
-                self.select(shown if self._pos is None else shown + step)
+        if self._lanes is not None and (shown := self._shown_pos()) is not None:
+            self.select(shown if self._pos is None else shown + step)
 
     def _shown_pos(self) -> int | None:
         """The cursor's position; without one the chosen lane's first divergence or position."""

@@ -249,8 +249,7 @@ class RunsView(QStackedWidget):
             self._show(index)
 
     def _show(self, index: QModelIndex) -> None:
-        run = self.model.run_at(index.row())
-        if run is not None:
+        if (run := self.model.run_at(index.row())) is not None:
             self.run_selected.emit(run)
 
     def _rename(self) -> None:
@@ -259,8 +258,7 @@ class RunsView(QStackedWidget):
             self.table.edit(index.siblingAtColumn(0))
 
     def _delete(self) -> None:
-        run = self._chosen()
-        if run is not None:
+        if (run := self._chosen()) is not None:
             self.delete_asked.emit([run])
 
     def _search(self) -> None:

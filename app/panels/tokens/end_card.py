@@ -84,8 +84,7 @@ def run_end(run: RunRef) -> RunEnd | None:
 def _next_step(
     run: RunRef, numbers: LiveNumbers, ratio: PlainRatio | None, *, is_plain: bool
 ) -> NextStep | None:
-    found = gravest_finding(run)
-    if found is not None:
+    if (found := gravest_finding(run)) is not None:
         return found
     if run.facts.error or not is_ours(run.facts) or not numbers.tokens or is_plain:
         return None

@@ -96,8 +96,7 @@ def parse_filter(query: str) -> tuple[Term, ...]:
             if quoted:
                 terms.append(Term("", quoted))
         else:
-            term = _term(word)
-            if term is not None:
+            if (term := _term(word)) is not None:
                 close_text(end)
                 terms.append(term)
             elif text_start is None:

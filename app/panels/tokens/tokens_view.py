@@ -231,8 +231,7 @@ class TokensView(Fitting, QStackedWidget):
         """Select the next (+1) or previous (-1) rejected token; after a sequence's last one, the
         next sequence's first."""
         seq_ids = sorted(self.areas)[::step]
-        place = self._place()
-        if place is not None:
+        if (place := self._place()) is not None:
             seq_ids = seq_ids[seq_ids.index(place[0]) :]
         self._stepping = True
         found = next((one for one in seq_ids if self.areas[one].step_rejection(step)), None)

@@ -25,6 +25,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.engine_thread.bridge import Bridge
+from app.engine_thread.jobs.judging import RunSweep
 from app.panels.inspector.step_facts import read_step
 from app.panels.inspector.step_table import alternatives
 from app.panels.run_panel import RunPanel
@@ -35,23 +36,8 @@ from app.widgets.build import CLOSE, ModelessDialog, hbox, made, words
 from app.widgets.fields import add_row, choice, file_path, new_form, text, typed_choice, whole
 from engine.compare.memory_script import MemoryScript
 from engine.compare.scenario import Scenario
-from engine.errors import OptionError
-from engine.experiments.sweep.plan import (
-    CHAT,
-    COMPUTE,
-    DEVICE,
-    DRAFT_MODEL,
-    JOB_KEYS,
-    MODEL,
-    MOST_REPEATS,
-    OPTIONS,
-    REPEAT,
-    SPEC_TYPE,
-    THREADS,
-    settings_of,
-    typed_values,
-    write_plan,
-)
+from engine.errors import DraftscopeError, OptionError
+from engine.experiments.sweep import plan as plans
 from engine.fork import Fork
 from engine.gguf.binary import shorten
 from engine.options import RunOptions
@@ -225,8 +211,7 @@ class ScenarioDialog(ModelessDialog):
         metrics = self.fontMetrics()
         wanted = _CHARACTERS * metrics.averageCharWidth(), _LINES * metrics.height()
         self.resize(*(min(pair) for pair in zip(wanted, parent.size().toTuple(), strict=True)))
-        first = self.list.topLevelItem(0)
-        if first is not None:
+        if (first := self.list.topLevelItem(0)) is not None:
             self.list.setCurrentItem(first.child(0))
         self.list.setFocus()
 
@@ -337,31 +322,27 @@ _REPEAT_TIP = "Runs of each job; the median one counts, and the range of its spe
 
 
 class SweepDialog(ModelessDialog):
-    """Asks what is swept. `chosen` gives a plan, written to its folder, and whether traces are
-    kept."""
+    """Asks what is swept. `chosen` gives the job, whose plan is written."""
 
-    chosen = Signal(object, bool)  # SweepPlan
+    chosen = Signal(object)  # RunSweep
 
     def __init__(
         self, bridge: Bridge, panel: RunPanel, settings: Settings, parent: QWidget
     ) -> None:
         super().__init__("Sweep", parent)
         self._bridge, self._panel, self._settings = bridge, panel, settings
-        keys = {COMPUTE: JOB_KEYS[COMPUTE][0], THREADS: JOB_KEYS[THREADS][0]}
-        keys |= {key: one.option.about for key, one in OPTIONS.items() if one.option.row}
+        keys = {key: plans.JOB_KEYS[key][0] for key in (plans.COMPUTE, plans.THREADS)}
+        keys |= {key: one.option.about for key, one in plans.OPTIONS.items() if one.option.row}
         self.rows = [(choice({_NOTHING: "", **keys}, _NOTHING), text("")) for _ in range(_SWEPT)]
         form = new_form()
         for number, (key, values) in enumerate(self.rows, start=1):
-            hbox(key, (values, 1), of=(row := QWidget()), margins=(0, 0, 0, 0))
-            values.setMinimumWidth(30 * self.fontMetrics().averageCharWidth())
-            key.currentTextChanged.connect(self.tell)
-            values.textChanged.connect(self.tell)
-            row.setFocusProxy(key)
-            add_row(form, f"Option &{number}", row, _VALUES_TIP)
             key.setAccessibleName(f"Option {number}")
             values.setAccessibleName(f"Values of option {number}")
             values.setToolTip(_VALUES_TIP)
-        self.repeat = whole(1, MOST_REPEATS, 1)
+            key.currentTextChanged.connect(self.tell)
+            values.textChanged.connect(self.tell)
+            form.addRow(key, values)
+        self.repeat = whole(1, plans.MOST_REPEATS, 1)
         self.traces = made(QCheckBox, "Keep the &trace of each job", checked=True)
         self.folder = file_path("")
         name = time.strftime("draftscope-sweep-%Y%m%d-%H%M%S")
@@ -374,16 +355,16 @@ class SweepDialog(ModelessDialog):
         self.rows[0][1].setText(_FIRST[1])
         panel.options_changed.connect(self.tell)
         bridge.state_changed.connect(self.tell)
-        self.setMinimumWidth(80 * self.fontMetrics().averageCharWidth())
+        self.setMinimumWidth(110 * self.fontMetrics().averageCharWidth())
 
     def tell(self, *_: object) -> None:
         """Say how many jobs it makes, or what is wrong."""
         for key, values in self.rows:
-            one = OPTIONS.get(key.currentText())
+            one = plans.OPTIONS.get(key.currentText())
             values.setEnabled(key.currentText() != _NOTHING)
             values.setPlaceholderText(", ".join(one.option.choices) if one else "")
         try:
-            _, grids = self._parts()
+            grids = self._parts()[1]
             n = sum(math.prod(len(v) for v in g.values() if isinstance(v, list)) for g in grids)
             said = f"{counted(n, 'job')} on {self._target()}."
         except OptionError as error:
@@ -392,17 +373,16 @@ class SweepDialog(ModelessDialog):
         self._go.setEnabled(bool(grids) and self._bridge.can_start)
 
     def accept(self) -> None:
-        folder = Path(self.folder.text()).expanduser().absolute()
+        folder = Path(self.folder.text()).absolute()
         try:
             settings, grids = self._parts()
-            swept = ", ".join(key for key in self._axes())
-            title = f"{swept} of {self._target()}"
-            plan = write_plan(folder, title, self._panel.texts(), settings, grids)
-        except OptionError as error:
+            title = f"{', '.join(self._axes())} of {self._target()}"
+            plan = plans.write_plan(folder, title, self._panel.texts(), settings, grids)
+        except DraftscopeError as error:
             self.about.setText(str(error))
             return
         self._settings.set_folder("export", folder.parent)
-        self.chosen.emit(plan, self.traces.isChecked())
+        self.chosen.emit(RunSweep(plan, traces=self.traces.isChecked()))
         super().accept()
 
     def _target(self) -> str:
@@ -412,11 +392,9 @@ class SweepDialog(ModelessDialog):
     def _axes(self) -> dict[str, list[Any]]:
         """The values of each option that is swept."""
         axes: dict[str, list[Any]] = {}
-        for key, values in ((key.currentText(), values.text()) for key, values in self.rows):
-            if key in axes:
-                raise OptionError(f"{key} is listed twice.", "Write all its values in one row.")
+        for key, values in ((box.currentText(), line.text()) for box, line in self.rows):
             if key != _NOTHING:
-                axes[key] = typed_values(key, values)
+                axes[key] = [*axes.get(key, ()), *plans.typed_values(key, values)]
         if not axes:
             raise OptionError("No option is swept.", "Choose one and write its values.")
         return axes
@@ -434,21 +412,18 @@ class SweepDialog(ModelessDialog):
                 f"A sweep cannot set {', '.join(chat)} in the chat template.",
                 "Clear its variables in Run Settings.",
             )
-        common = settings_of(self._panel.options()) | {
-            MODEL: str(files.target.absolute()),
-            COMPUTE: opened.compute,
-            DEVICE: opened.device,
-            CHAT: chat is not None,
-            REPEAT: self.repeat.value(),
+        common = plans.settings_of(self._panel.options()) | {
+            plans.MODEL: str(files.target.absolute()),
+            plans.COMPUTE: opened.compute,
+            plans.DEVICE: opened.device,
+            plans.CHAT: chat is not None,
+            plans.REPEAT: self.repeat.value(),
         }
         grids = []
-        in_spec = {key for key, one in OPTIONS.items() if one.path[0] == "spec"}
-        for types in axes.pop(SPEC_TYPE, [""]):
-            names = (types or common.get(SPEC_TYPE, "")).split(",")
+        in_spec = {key for key, one in plans.OPTIONS.items() if one.path[0] == "spec"}
+        for types in axes.pop(plans.SPEC_TYPE, [common.pop(plans.SPEC_TYPE, "none")]):
             grid = {k: values for k, values in axes.items() if types != "none" or k not in in_spec}
-            if types:
-                grid[SPEC_TYPE] = types
-            for file in [file for file, name, _ in files.drafts if name in names][:1]:
-                grid[DRAFT_MODEL] = str(file.absolute())
-            grids.append(grid)
+            grids.append({**grid, plans.SPEC_TYPE: types})
+            for file in [file for file, name, _ in files.drafts if name in types.split(",")][:1]:
+                grids[-1][plans.DRAFT_MODEL] = str(file.absolute())
         return common, grids

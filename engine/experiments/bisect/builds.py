@@ -205,7 +205,7 @@ def _why(log: Path) -> str:
     words = said[first : first + 1] or ["it says nothing"]
     if words[0].startswith("CMake Error"):  # the message is in the next line
         words += said[first + 1 : first + 2]
-    return re.sub(r"\S*/", "", " ".join(words))[:_LONGEST]
+    return re.sub(r"[^\s\"']*/", "", " ".join(words))[:_LONGEST]
 
 
 def given_build(revision: Revision) -> Path:

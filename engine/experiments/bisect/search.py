@@ -21,6 +21,7 @@ from engine.experiments.bisect.builds import RANKS, Checks, Judge, SkippedError
 from engine.experiments.bisect.first_wrong import FirstWrong
 from engine.experiments.bisect.history import Revision, RevisionHistory
 from engine.files import file_bytes, written_whole
+from engine.plain_text import counted
 from engine.report.parts import ReportTable
 from engine.report.text import table_lines
 from engine.trace.typed_json import strict_json
@@ -117,7 +118,7 @@ class Search:
             yield from self._judged(end, last)
             if why := self.verdicts[end].skipped:
                 raise BisectError(
-                    f"The {'bad' if end else 'good'} commit {self._short(end)} {why}.",
+                    f"The {'bad' if end else 'good'} commit {self._short(end)} {why.rstrip('.')}.",
                     "Choose another commit, or correct the problem.",
                 )
         waiting = self._wanted = self._broken()
@@ -164,7 +165,7 @@ class Search:
         failing = [check for check, a, b in pairs if a == b and b]
         if failing:
             raise BisectError(
-                f"{names} fail the same {len(failing)} checks, the first of them {failing[0]!r}.",
+                f"{names} fail the same {counted(len(failing), 'check')}, first {failing[0]!r}.",
                 "Choose an older good commit, or another test.",
             )
         raise BisectError(

@@ -146,21 +146,16 @@ def typed_values(key: str, text: str) -> list[Any]:
     is_text = one is not None and one.kind in (str, tuple)
     found: list[Any] = []
     for word in filter(None, map(str.strip, text.split(","))):
-        value = word if is_text else _number_or_flag(word)
-        value = word.replace("+", ",") if is_list else value
+        value: Any = word.replace("+", ",") if is_list else word
+        if not is_text:
+            with suppress(ValueError):
+                value = json.loads(word)
         if problem := why_wrong(key, value):
             raise OptionError(f"{key}: {shorten(word, 40)} {problem}.", "Correct the values.")
         found.append(value)
     if not found:
         raise OptionError(f"{key} has no values.", "Write them separated by commas.")
     return found
-
-
-def _number_or_flag(word: str) -> Any:
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(word)
-    return {"true": True, "false": False}.get(word.lower(), word)
 
 
 def _read(one: PlacedOption, value: Any) -> Any:
@@ -295,10 +290,8 @@ def write_plan(
         folder.mkdir(parents=True)
         (folder / _TEXTS_FILE).write_text(json.dumps(list(texts)), encoding="utf-8")
         (folder / _PLAN_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except FileExistsError as error:
-        raise OptionError(f"{folder} exists already.", "Name a new folder.") from error
     except OSError as error:
-        raise unwritable(folder, error, "Name another folder.") from error
+        raise unwritable(folder, error, "Name a new folder.") from error
     try:
         return read_plan(folder / _PLAN_FILE, ((folder, folder), {}))
     except OptionError:

@@ -156,7 +156,7 @@ def verdict(
             f"{PLAIN}{'' if n else ', measured once'}"
         )
         best = fastest.name if against.ratio > 1 else PLAIN
-        return Verdict("", best, *((against, against_others) if n else (None, ())), words)
+        return Verdict("", best, against if n else None, against_others if n else (), words)
     is_faster = against.is_shown and against.wins * 2 > against.n
     chosen = fastest.name if is_faster else PLAIN
     return Verdict(chosen, fastest.name, against, against_others)

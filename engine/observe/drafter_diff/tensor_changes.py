@@ -336,7 +336,7 @@ def scaled_by(factor: float) -> Way:
     return lambda own, given: own(given) * factor
 
 
-def with_changed(changes: Mapping[Any, Callable[[Any], Any]]) -> Way:
+def with_changed(changes: Mapping[Any, Callable[..., Any]]) -> Way:
     return lambda own, given: own(given | {key: changes[key](given[key]) for key in changes})
 
 

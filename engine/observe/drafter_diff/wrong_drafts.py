@@ -172,9 +172,10 @@ def scopes_of(drafts: Drafts, wrong: Drafts, ranks: Ranks, least: int = 1) -> li
 
 def _in_rounds(drafts: Drafts, words: str, which: set[int]) -> list[Scope]:
     """Scopes of all rows of drafts at some indices, and of the newest ones alone."""
-    pairs = [(drafts[i - 1], drafts[i]) for i in sorted(which) if i]
-    every = {at for a, b in pairs for at in range(a.pos0 + 1, b.pos0 + 1)}
-    return [(words, every, None), (f"{_NEWEST}{words}", {two.pos0 for _, two in pairs}, None)]
+    starts = {i: drafts[i - 1].pos0 + 1 if i else drafts[0].pos0 for i in which}
+    every = {at for i, start in starts.items() for at in range(start, drafts[i].pos0 + 1)}
+    newest = {drafts[i].pos0 for i in which}
+    return [(words, every, None), (f"{_NEWEST}{words}", newest, None)]
 
 
 def _outcomes_of(drafts: Drafts) -> dict[str, set[int]]:
@@ -292,7 +293,6 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
     n, drafts = text.starts[0], text.drafts
     found: dict[str, Collection[int]] = {
         "the prompt": range(n),
-        "the prompt's last token": [n - 1],
         "decoded tokens": range(n, len(text.tokens)),
         "accepted tokens": [d.pos0 + 1 + i for d in drafts for i in range(d.n_accepted)],
         "tokens that were not drafted": [draft.pos0 for draft in drafts],
@@ -301,6 +301,7 @@ def places_of(text: DraftedText) -> dict[str, Collection[int]]:
         if size < n:
             found[f"the prompt except its last {size} tokens"] = range(n - size)
             found[f"the first {size} tokens"] = range(size)
+            found[f"the prompt's last {size} tokens"] = range(n - size, n)
     for every, nth in _EVERY.items():
         for first in (0, every - 1):
             found[f"every {nth} token from {first} on"] = range(first, len(text.tokens), every)

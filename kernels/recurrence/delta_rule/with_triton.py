@@ -25,6 +25,7 @@ Products are plain f32. A token's bits do not depend on later tokens or on other
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -47,37 +48,23 @@ def gated_delta_rule(
 
 
 def gated_delta_into(*inputs: *DeltaArguments, grouped: bool, slots: Sequence[Tensor]) -> Tensor:
-    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
-        part = _part(inputs[:5], start, stop)
-        return run_chunks(part, state, slot, grouped=grouped, log=False)[0]
-
-    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
-        return run_recurrence(_part(inputs[:5], start, stop), state, slots, grouped=grouped)[0]
-
-    return run_into(inputs[2].shape[1], inputs[5], slots, chunks, steps)
-
-
-def _part(inputs: Inputs, start: int, stop: int) -> Inputs:
-    q, k, v, g, beta = (x[:, start:stop] for x in inputs)
-    return q, k, v, g, beta
+    chunks, steps = (partial(run, grouped=grouped) for run in (run_chunks, run_recurrence))
+    return run_into(inputs[:5], inputs[5], slots, chunks, steps)
 
 
 def gated_delta_slots(
     *inputs: *DeltaSlotArguments, grouped: bool, raw: RawGates | None = None
 ) -> Tensor:
     """See kernels.recurrence.delta_rule.gated_delta_slots. Every token by the recurrence."""
-    o, _ = run_recurrence(inputs[:5], inputs[5], (), grouped=grouped, index=inputs[6:], raw=raw)
-    return o
+    return run_recurrence(inputs[:5], inputs[5], grouped=grouped, index=inputs[6:], raw=raw)[0]
 
 
 def gated_delta_log(*inputs: *DeltaArguments, grouped: bool) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.delta_rule.gated_delta_log. The state is read once and never
     written."""
     _, k, _, g, _, state = inputs
-    if g.shape[1] > FEW_TOKENS:
-        o, u = run_chunks(inputs[:5], state, None, grouped=grouped, log=True)
-    else:
-        o, u = run_recurrence(inputs[:5], state, (), grouped=grouped, log=True)
+    run = run_chunks if g.shape[1] > FEW_TOKENS else run_recurrence
+    o, u = run(inputs[:5], state, grouped=grouped)
     return o, UpdateLog(k, u, g)
 
 
@@ -227,22 +214,21 @@ def _recurrence(
 def run_recurrence(
     inputs: Inputs,
     state: Tensor,
-    slots: Sequence[Tensor],
+    slots: Sequence[Tensor] = (),
     *,
     grouped: bool,
-    log: bool = False,
     index: tuple[Tensor, Tensor] | None = None,
     raw: RawGates | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All tokens of q, k, v, g, beta from `state` on; each slot receives a state, newest first.
 
-    index, raw: of gated_delta_slots. Then `state` is the pool and `slots` is empty.
-    Returns o and the rows u [B, T, H_v, d_v]; unless `log`, the second tensor is the first.
+    index, raw: of gated_delta_slots. Then `state` is the pool and `slots` is empty. Returns o and,
+    where no state is written, the rows u [B, T, H_v, d_v]; else o again.
     """
     q, k, v, g, beta = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
     n_k_heads, d_k = k.shape[2:]
-    o = v.new_empty(v.shape)
+    o, log = v.new_empty(v.shape), not slots and index is None
     u = torch.empty_like(o) if log else o
     channels = g.dim() == 4
     width = columns_per_program(n_batch * n_heads, d_v)
@@ -407,12 +393,12 @@ def _pass(
 
 
 def run_chunks(
-    inputs: Inputs, state: Tensor, slot: Tensor | None, *, grouped: bool, log: bool
+    inputs: Inputs, state: Tensor, slot: Tensor | None = None, *, grouped: bool
 ) -> tuple[Tensor, Tensor]:
     """All tokens of q, k, v, g, beta from `state` on.
 
     The state after the last token goes into `slot`, if there is one; it may be `state` itself.
-    Returns o and the rows u [B, T, H_v, d_v]; unless `log`, the second tensor is the first.
+    Returns o and, without a slot, the rows u [B, T, H_v, d_v]; else o again.
     """
     q, k, v, g, beta = inputs
     n_batch, n_tokens, n_heads, d_v = v.shape
@@ -421,7 +407,7 @@ def run_chunks(
     gate_strides = g.stride() if channels else (*g.stride(), 0)
     n_chunks = cdiv(n_tokens, CHUNK)
     o = v.new_empty(v.shape)
-    u = torch.empty_like(o) if log else o
+    u = torch.empty_like(o) if slot is None else o
     solved, grams = v.new_empty(2, n_batch, n_heads, n_chunks, CHUNK, CHUNK).unbind(0)
     decays = v.new_empty(n_batch, n_heads, n_chunks, 2, CHUNK)
     deep = max(power_of_2(d_k), 2 * LEAST_DEPTH)
@@ -438,7 +424,7 @@ def run_chunks(
         n_tokens, n_heads, n_k_heads, d_k, d_v, d_k**-0.5,
         *q.stride(), *k.stride(), *v.stride(), *gate_strides,
         *state.stride(), *(state if slot is None else slot).stride(),
-        GROUPED=grouped, CHANNELS=channels, STATE=slot is not None, LOG=log,
+        GROUPED=grouped, CHANNELS=channels, STATE=slot is not None, LOG=slot is None,
         C=CHUNK, BK=deep, BC=depth, BV=width, num_warps=8, num_stages=1,
     )  # fmt: skip
     return o, u

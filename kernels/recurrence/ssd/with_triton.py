@@ -37,33 +37,18 @@ def ssd(*inputs: *SsdArguments, n_snapshots: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def ssd_into(*inputs: *SsdArguments, slots: Sequence[Tensor]) -> Tensor:
-    def chunks(start: int, stop: int, state: Tensor, slot: Tensor) -> Tensor:
-        return run_chunks(_part(inputs[:6], start, stop), state, slot, log=False)[0]
-
-    def steps(start: int, stop: int, state: Tensor, slots: Sequence[Tensor]) -> Tensor:
-        return run_recurrence(_part(inputs[:6], start, stop), state, slots)[0]
-
-    return run_into(inputs[0].shape[1], inputs[6], slots, chunks, steps)
-
-
-def _part(inputs: SsdInputs, start: int, stop: int) -> SsdInputs:
-    x, dt, g, B, C = (part[:, start:stop] for part in inputs[:5])
-    return x, dt, g, B, C, inputs[5]
+    return run_into(inputs[:6], inputs[6], slots, run_chunks, run_recurrence, (5,))
 
 
 def ssd_slots(*inputs: *SsdSlotArguments, raw: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """See kernels.recurrence.ssd.ssd_slots. Every token by the recurrence."""
-    o, _ = run_recurrence(inputs[:6], inputs[6], (), index=inputs[7:], raw=raw)
-    return o
+    return run_recurrence(inputs[:6], inputs[6], index=inputs[7:], raw=raw)[0]
 
 
 def ssd_log(*inputs: *SsdArguments) -> tuple[Tensor, UpdateLog]:
     """See kernels.recurrence.ssd.ssd_log. The state is read once and never written."""
     x, _, g, B, *_, state = inputs
-    if x.shape[1] > FEW_TOKENS:
-        o, u = run_chunks(inputs[:6], state, None, log=True)
-    else:
-        o, u = run_recurrence(inputs[:6], state, (), log=True)
+    o, u = (run_chunks if x.shape[1] > FEW_TOKENS else run_recurrence)(inputs[:6], state)
     return o, UpdateLog(u, B, g)
 
 
@@ -139,21 +124,20 @@ def _recurrence(
 def run_recurrence(
     inputs: SsdInputs,
     state: Tensor,
-    slots: Sequence[Tensor],
+    slots: Sequence[Tensor] = (),
     *,
-    log: bool = False,
     index: tuple[Tensor, Tensor] | None = None,
     raw: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """All tokens of the inputs from `state` on; each slot receives a state, newest first.
 
-    index, raw: of ssd_slots. Then `state` is the pool and `slots` is empty.
-    Returns o and the rows u [B, T, H, P]; unless `log`, the second tensor is the first.
+    index, raw: of ssd_slots. Then `state` is the pool and `slots` is empty. Returns o and, where no
+    state is written, the rows u [B, T, H, P]; else o again.
     """
     x, dt, g, B, C, D = inputs
     n_batch, n_tokens, n_heads, p = x.shape
     n_groups, n = B.shape[2:]
-    o = x.new_empty(x.shape)
+    o, log = x.new_empty(x.shape), not slots and index is None
     u = torch.empty_like(o) if log else o
     _recurrence[(cdiv(p, ROWS), n_heads, n_batch)](
         x, dt, g, B, C, D, state, o, u, tuple(slots), numbers_of(index), raw or (),
@@ -262,19 +246,19 @@ def _pass(
 
 
 def run_chunks(
-    inputs: SsdInputs, state: Tensor, slot: Tensor | None, *, log: bool
+    inputs: SsdInputs, state: Tensor, slot: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """All tokens of the inputs from `state` on.
 
     The state after the last token goes into `slot`, if there is one; it may be `state` itself.
-    Returns o and the rows u [B, T, H, P]; unless `log`, the second tensor is the first.
+    Returns o and, without a slot, the rows u [B, T, H, P]; else o again.
     """
     x, dt, g, B, C, D = inputs
     n_batch, n_tokens, n_heads, p = x.shape
     n_groups, n = B.shape[2:]
     n_chunks = cdiv(n_tokens, CHUNK)
     o = x.new_empty(x.shape)
-    u = torch.empty_like(o) if log else o
+    u = torch.empty_like(o) if slot is None else o
     grams = x.new_empty(n_batch, n_groups, n_chunks, CHUNK, CHUNK)
     wide = max(power_of_2(n), 2 * LEAST_DEPTH)
     depth = min(wide // 2, DEPTH)
@@ -288,7 +272,7 @@ def run_chunks(
         n_tokens, n_heads, n_groups, p, n,
         *x.stride(), *dt.stride(), *g.stride(), *B.stride(), *C.stride(), *D.stride(),
         *state.stride(), *(state if slot is None else slot).stride(),
-        STATE=slot is not None, LOG=log,
+        STATE=slot is not None, LOG=slot is None,
         T=CHUNK, BN=wide, BD=depth, BP=rows, num_warps=8, num_stages=1,
     )  # fmt: skip
     return o, u

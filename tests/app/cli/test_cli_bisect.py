@@ -91,6 +91,28 @@ def test_the_commit_is_found_and_the_clone_left_alone(repo: Path, tmp_path: Path
     assert (kept / "include" / "llama.h").is_file()
 
 
+def test_a_relative_work_folder_is_not_one_of_the_clone(
+    repo: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ends = ("--good", "c5", "--bad", "c6", "--repo", repo, "--work", "work")
+    found = cli("bisect", *ends, "--judge-command", JUDGE)
+    assert found.status == 0, found.err
+    assert (tmp_path / "work" / "tree" / "code").is_file() and not (repo / "work").exists()
+
+
+def test_an_end_that_cannot_be_judged_is_one_sentence(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / LIBRARY).touch()
+    words = ("bisect", "--work", tmp_path / "w", "--builds", tmp_path, tmp_path)
+    found = cli(*words, "--judge-command", "sh -c 'echo Not here. >&2; exit 125'")
+    assert found.status == 1 and "cannot be judged: Not here. Choose another end" in found.err
+
+
+def test_a_reason_keeps_its_quotation_marks(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text('CMake Error: The source directory "/ab/tree" is not there\n')
+    assert judge._why(tmp_path / "log") == 'CMake Error: The source directory "tree" is not there'
+
+
 def test_commits_and_ranges_of_them(repo: Path, tmp_path: Path) -> None:
     history, note = commits(repo, "c2", "c9")
     assert (len(history), note) == (8, "")

@@ -163,7 +163,8 @@ def test_no_prompt_no_model_no_head(cli: Cli) -> None:
     assert "No model is given" in cli("compare", "-p", "x").err
     outcome = cli("compare", PLAIN, *QUICK)
     assert outcome.status == 2
-    assert "needs an MTP head" in outcome.err
+    assert "has no MTP block" in outcome.err and "--draft-accept 0,3,1" in outcome.err
+    assert cli("compare", PLAIN, *QUICK, "--draft-accept", "0,3,1").status == 0
 
 
 def test_a_fault_that_changes_nothing_is_named(cli: Cli) -> None:

@@ -67,6 +67,13 @@ def test_jobs_of_the_demo_model(cli: Cli, tmp_path: Path) -> None:
     assert [job["has_result"] for job in listed["jobs"]] == [True] * 4
 
 
+def test_jobs_that_differ_in_nothing_are_named_by_their_number(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    (tmp_path / "plan.toml").write_text("[[jobs]]\nmodel = 'cut.gguf'\nprompt = 'a'\n")
+    outcome = cli("sweep", tmp_path / "plan.toml", "--out", tmp_path / "out")
+    assert (outcome.status, outcome.err.startswith("[1/1] cut.gguf: ")) == (1, True)
+
+
 def test_a_list_writes_nothing(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN)

@@ -48,7 +48,11 @@ def test_recorded_and_new_answers(cli: Cli, turns: Path, tmp_path: Path) -> None
     assert tree.turns[1].record.n_reused == second["record"]["n_reused"]
     text = cli(*words, "--turns-answers", "anew").out
     assert "turn 2 after turn 1: And then?" in text
-    assert "tokens reused: " in text and "processed from" in text and "context checkpoints:" in text
+    assert (
+        "tokens reused: " in text
+        and "processed from" in text
+        and "context checkpoints: at " in text
+    )
     assert "2 turns: " in text and "as recorded" not in text
     control = cli(*words, "--no-cache-prompt").out
     assert "no prompt cache" in control
@@ -78,3 +82,9 @@ def test_what_goes_not_together(cli: Cli, turns: Path) -> None:
     ):
         found = cli("run", MTP, *words)
         assert found.status == 2 and problem in found.err
+
+
+def test_one_turn_is_no_plural(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "one.json").write_text('["one two"]')
+    text = cli("run", MTP, "--turns", tmp_path / "one.json", *WORDS).out
+    assert text.startswith("1 turn, messages") and "\n1 turn: " in text

@@ -214,7 +214,7 @@ def test_a_long_legend_leaves_the_lines_their_room(qtbot: QtBot, theme: Theme) -
     QApplication.processEvents()
     assert view.rates.isVisible() and view.histogram.isVisible()
     view.set_overlay(RunOverlay(sample_trace(rounds=6).run, view.run))
-    named = [replace(s, label=f"run 2 of demo-target, {s.label}") for s in view.legend._swatches]
+    named = [replace(s, label=f"run 2 of demo-target, {s.label}") for s in view.legend._parts[1]]
     view.legend.set_leading(named)
     view._fit_legend()
     view.fit()

@@ -56,7 +56,7 @@ def test_cancel_while_loading_leaves_a_map_that_can_be_loaded(
     engine.gate.clear()
     window.open_model(model_file)
     qtbot.waitUntil(lambda: window.status.progress_shown)
-    assert window.tokens.empty.words[1] == "The model is being loaded."
+    assert window.tokens.empty.words[1] == "The engine is busy, as the status line says."
     window.status.cancel_asked.emit()
     wait(qtbot, window, State.INSPECTED)
     assert "Load weights" in window.tokens.empty.words[1], "Run is disabled"

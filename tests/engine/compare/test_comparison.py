@@ -15,8 +15,9 @@ import torch
 from engine.analysis.verdict import judge, noise_bound
 from engine.compare.comparison import Comparison
 from engine.compare.lane_spec import DEFAULT_LANES
+from engine.compare.policy_lane import PolicyLane
 from engine.draft.drafter import Draft, Drafter, DraftRequest
-from engine.errors import ContextFullError, OptionError
+from engine.errors import ContextFullError, DeviceLostError, OptionError
 from engine.model.layers import TargetRows
 from engine.options import ROLLBACK_POLICIES, Prompt
 from engine.trace.export import export_csv
@@ -298,6 +299,36 @@ def test_a_lane_without_room_stops_and_the_others_go_on() -> None:
     assert "free cells" in full.error
     assert full.n_positions < clean.n_positions == 60
     assert clean.verdict in PASSED
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), "cpu failed: CUDA error"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "take more memory than cpu has"),
+    ],
+)
+def test_a_device_that_fails_is_no_fault_of_a_lane(monkeypatch, error, says) -> None:
+    """A lost one ends all of them; of memory the others may need less."""
+    lanes, follow, n = specs("ring", "planes"), PolicyLane._follow, [0]
+
+    def fail(lane, round_):
+        n[0] += lane.name == "ring"
+        if lane.name == "ring" and n[0] == 4:
+            raise error
+        follow(lane, round_)
+
+    monkeypatch.setattr(PolicyLane, "_follow", fail)
+    comparison = Comparison(session(MTP), prompt_of(MTP), options_of(20, "draft-mtp"), lanes)
+    if isinstance(error, torch.OutOfMemoryError):
+        ring, planes = finish(comparison).results()[2:]
+        assert says in ring.error and not planes.error
+        return
+    with pytest.raises(DeviceLostError, match=says):
+        finish(comparison)
+    assert comparison.done
+    assert not any("lane_error" in facts for facts in comparison.trace.runs.values())
+    assert all(facts["stops"] for facts in comparison.trace.runs.values())
 
 
 @pytest.mark.parametrize("lane", ["peer", "planes,compute=int8", "ring,free"])

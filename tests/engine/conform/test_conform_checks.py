@@ -215,6 +215,15 @@ def test_what_is_wrong_in_large_pools_and_batches_alone_is_found(
 def test_counts_rise_and_fall_and_each_is_accepted():
     kernel = Kernel("kernel", ("gdn",), None)
     passes = SCRIPTS["depths"](Shape("gdn", 1, 1, 8, 8, 3, 3), random.Random(1), kernel)
-    first, second, *_ = (one.accepted for one in passes)
-    assert sorted(first) == sorted(second) == [1, 2, 3]
-    assert {a < b for a, b in zip(first, second, strict=True) if a != b} == {True, False}
+    each = (dict(zip(one.sequences, one.accepted, strict=True)) for one in passes)
+    first, second, *_ = each
+    assert sorted(first.values()) == sorted(second.values()) == [1, 2, 3]
+    assert {n < second[s] for s, n in first.items() if n != second[s]} == {True, False}
+    assert [*first] == [*second][::-1]
+
+
+def test_a_pass_of_all_sequences_has_any_order():
+    kernel, shape = Kernel("kernel", ("gdn",), None), SHAPES["gdn"]
+    orders = {one.sequences for one in SCRIPTS["lengths"](shape, random.Random(1), kernel)}
+    assert orders - {(0, 1, 2)}
+    assert {tuple(sorted(order)) for order in orders} == {(0, 1, 2)}

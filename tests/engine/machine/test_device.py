@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import OptionError, OutOfMemoryError
+from engine.errors import DeviceLostError, OptionError, OutOfMemoryError
 from engine.machine.device import (
     check_room,
     device_memory,
@@ -92,9 +92,23 @@ def test_memory_and_its_room(devices, monkeypatch):
     check_room(sizes, there)
     check_room({"weights": 1 << 60}, CPU)  # which has its own ways
     here = device_memory(CPU)
-    assert here.name == "cpu" and here.free > 0
+    assert here and here.name == "cpu" and here.free > 0
     if sys.platform.startswith("linux"):
         assert here.held is not None and here.held > 1 << 20
+
+
+def test_a_device_that_has_failed_says_nothing(devices, monkeypatch):
+    """The window asks for memory after every run, one that a device has ended too."""
+    devices(1)
+
+    def lost(device):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+    there = torch.device("cuda", 0)
+    assert device_memory(there) is None
+    with pytest.raises(DeviceLostError, match=r"cuda:0 failed.* Start the program again"):
+        check_room({"weights": 1}, there)
 
 
 def test_the_processor_needs_no_transfer():

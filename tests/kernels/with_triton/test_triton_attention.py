@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from kernels.attention import with_triton
 from kernels.linear.block_parts import PreparedRows
 from kernels.linear.blocks import pack_blocks
 from kernels.linear.integer_blocks.rows_with_triton import integer_rows
+from tests.kernels.with_triton.conftest import INTERPRETED
 from tests.support.attention import WithDefaults
 from tests.support.closeness import nmse
 from tests.support.implementations import implementations
@@ -239,3 +241,36 @@ def test_rows_are_gated_and_rounded(device, small_splits, heads, types, invarian
                 for part, made in y.integers.items()
                 for a, b in zip(made, apart[part], strict=True)
             )
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="addresses are seen in the interpreter")
+@pytest.mark.parametrize("name", ["_split", "_split_alone"])
+def test_cells_far_behind_others(monkeypatch, name):
+    """The cells of a head may begin more than 2^31 numbers after those of the first one."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    inputs = make(1, 1, (3, 3, 8), 4)
+    first = [x.data_ptr() for x in inputs[1:3]]
+    kernel, load, seen = getattr(with_triton, name), InterpreterBuilder.create_masked_load, set()
+
+    class Far:
+        def __getitem__(self, grid):
+            def launch(*given, **constants):
+                numbers = dict(zip(kernel.arg_names, given, strict=False))
+                kernel[grid](**{**numbers, "k_h": 1 << 30, "v_h": 1 << 30}, **constants)
+
+            return launch
+
+    def look(self, places, known, *others):
+        there, near = places.data.astype(np.int64), known.data
+        for start in first:
+            heads, rest = np.divmod(there - start, 4 << 30)
+            far = known.data & (heads > 0) & (rest < 4 * 4 * 8)
+            seen.update(heads[far].tolist())
+            near = near & ~far & (heads >= -1)
+        return load(self, places, TensorHandle(near, known.dtype), *others)
+
+    monkeypatch.setattr(with_triton, name, Far())
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", look)
+    (triton.attend if name == "_split" else triton.attend_invariant)(*inputs)
+    assert seen == {1, 2}

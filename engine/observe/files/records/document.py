@@ -44,8 +44,7 @@ _STAMP = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d|\d\d/\d\d/\d{4})[ T-]\d\d:\d\d:\d\d[^\]\n]{0,20}\][^\n]{0,4000}?"
     r"(?:([{\[])[ \t\r]{0,9})?(?=\n|$)|(?:\{ )?\[\d{1,20} bytes data\]"
 )
-"""A log prefix before an object, at whose end it may start: LM Studio's, TensorRT-LLM's; or
-curl's."""
+"""A log prefix before an object, at its end: of LM Studio, TensorRT-LLM or curl."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
 _FIELD = re.compile(r"(?:\S{1,60}\s+){0,3}?(data|event|id|retry|error|):(?:\s+|(?=[{\[])|$)")
 _EVENT = re.compile(r"\s*(?:\S{1,60}\s+){0,3}?(?:data: ?[{\[]|event: ?\w)")

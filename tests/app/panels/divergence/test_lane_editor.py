@@ -102,3 +102,21 @@ def test_lanes_of_llama_cpp_are_offered_or_say_what_they_need(
     editor.text.setPlainText("llama.cpp,rollback=checkpoint,device")
     assert editor.lanes() is not None
     assert editor.note == why
+
+
+def test_what_a_button_replaced_comes_back_by_undo(editor: LaneEditor) -> None:
+    first = editor.text.toPlainText()
+    editor.text.undo()
+    assert editor.text.toPlainText() == first, "nothing was typed yet"
+    editor.text.setFocus()
+    editor.text.selectAll()
+    editor.text.insertPlainText("ring")
+    editor.set_defaults()
+    assert editor.text.toPlainText() == first
+    editor.text.undo()
+    assert editor.text.toPlainText() == "ring"
+    (add, *_) = editor.add_button.menu().actions()
+    add.trigger()
+    assert editor.text.toPlainText() != "ring"
+    editor.text.undo()
+    assert editor.text.toPlainText() == "ring"

@@ -131,12 +131,14 @@ def test_the_form_says_what_is_wrong(form: SweepDialog, rows: dict[str, str], sa
     assert not form._go.isEnabled()
 
 
-def test_one_option_twice_and_an_empty_prompt_are_refused(
-    loaded: MainWindow, form: SweepDialog
-) -> None:
-    form.rows[1][0].setCurrentText("spec-draft-n-max")
-    assert form.about.text().startswith("spec-draft-n-max is listed twice.")
-    form.rows[1][0].setCurrentText("nothing")
+def test_values_of_one_option_in_two_rows_are_together(form: SweepDialog) -> None:
+    fill(form, seed="1, 2", temp="0")
+    form.rows[2][0].setCurrentText("seed")
+    form.rows[2][1].setText("3")
+    assert form.about.text() == "3 jobs on model."
+
+
+def test_an_empty_prompt_is_refused(loaded: MainWindow, form: SweepDialog) -> None:
     loaded.run_panel.prompt.setPlainText(" \n")
     form.tell()
     assert form.about.text().startswith("There is no prompt.")
@@ -152,7 +154,7 @@ def test_what_contradicts_itself_leaves_no_folder_and_an_old_one_stays(
     (tmp_path / "out").mkdir()
     fill(form, seed="1, 2")
     form.accept()
-    assert "exists already" in form.about.text()
+    assert "File exists" in form.about.text()
     assert form.isVisible()
 
 
@@ -204,7 +206,7 @@ def test_while_the_engine_measures_no_run_is_promised(
     form.accept()
     assert loaded.bridge.state is State.LOADING
     QApplication.processEvents()
-    assert "being loaded" not in " ".join(loaded.tokens.empty.words)
+    assert loaded.tokens.empty.words[1] == "The engine is busy, as the status line says."
     assert "run.start" not in enabled(loaded)
     with job_ends(qtbot, loaded.bridge, RunSweep):
         gate.set()

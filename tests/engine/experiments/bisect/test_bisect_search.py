@@ -153,7 +153,7 @@ def test_a_fault_mended_and_made_again_is_found_twice() -> None:
 def test_ends_that_do_not_differ_are_refused() -> None:
     for outcome, words in (
         (since(100), "pass the same checks"),
-        (since(0), "fail the same 1 checks, the first of them 'check 0'"),
+        (since(0), "fail the same 1 check, first 'check 0'"),
     ):
         with pytest.raises(BisectError, match=words):
             searched(row(9), Builds(outcome))

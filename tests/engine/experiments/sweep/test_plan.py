@@ -247,7 +247,7 @@ def test_a_written_plan_is_read_as_it_was_meant(tmp_path: Path) -> None:
     assert [job.prompts for job in read.jobs] == [("one\r\n", "\x7f")] * 2
     again = read_plan(read.path, BUNDLED)
     assert [job.key for job in again.jobs] == [job.key for job in read.jobs]
-    with pytest.raises(OptionError, match="exists already"):
+    with pytest.raises(OptionError, match="File exists"):
         plan_in(tmp_path / "new", "t", ["one"], common, [{"seed": 1}])
     with pytest.raises(OptionError, match="is missing"):
         plan_in(tmp_path / "other", "t", ["one"], {}, [{"seed": 1}])

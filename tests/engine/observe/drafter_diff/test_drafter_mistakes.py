@@ -25,6 +25,7 @@ def test_rows_may_be_wrong_in_a_beginning_of_the_prompt_or_in_all_but_its_end() 
     assert places["the prompt except its last 8 tokens"] == range(12)
     assert places["accepted tokens"] == [21]
     assert "the first 32 tokens" not in places
+    assert places["the prompt's last 8 tokens"] == range(12, 20)
     assert places["every third token from 2 on"] == range(2, 30, 3)
 
 

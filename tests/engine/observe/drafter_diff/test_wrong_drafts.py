@@ -8,6 +8,7 @@ import pytest
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft
 from engine.observe.drafter_diff.wrong_drafts import (
     Ranks,
+    _in_rounds,
     as_drawn,
     gap,
     in_passes,
@@ -163,6 +164,13 @@ def test_a_mistake_may_be_made_in_rounds_that_counts_alone_do_not_show() -> None
     assert found[two][0] == {30, 60, 70, 130}
     # the first wrong token may be later than the first that is made otherwise
     assert any(steps is not None and 1 in steps and 0 not in steps for _, steps in found.values())
+
+
+def test_the_first_draft_may_be_one_of_every_second() -> None:
+    drafts = _drafts([3, 3, 3, 3])
+    (_, rows, _), (_, newest, _) = _in_rounds(drafts, ", so", {0, 2})
+    assert newest == {0, 20}
+    assert rows == {0, *range(11, 21)}, "the rows since the round before, too"
 
 
 def test_entries_at_the_ends_of_passes_of_a_prompt() -> None:
