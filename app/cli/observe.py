@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _MOST_PAINTED = 2000
 """Most tokens printed to a terminal at once, and characters of one; the rest is only recorded."""
-_PATH_WORDS = {"none": "nothing undone", "": "path not known"}
+_PATH_WORDS = {"none": "nothing to roll back", "": "path unknown"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -190,7 +190,7 @@ _COLUMNS = (
     TableColumn("round", "round", "Round it was found in; empty: the whole run"),
     TableColumn("seq", "seq", "Sequence; empty: all of them"),
     TableColumn("lane", "lane", "Lane of the comparison", True),
-    TableColumn("message", "message", "What was found", True),
+    TableColumn("message", "message", "Description", True),
     TableColumn("evidence", "evidence", "Evidence", True),
     TableColumn("suggestion", "suggestion", "What to do about it", True),
 )

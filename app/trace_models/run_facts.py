@@ -77,7 +77,7 @@ def _last_path(store: TraceStore, of_run: np.ndarray) -> str | None:
     return _PATH_NAMES.get(name, name)
 
 
-RUNNING = "going on"
+RUNNING = "running"
 OURS = "draftscope"
 
 
@@ -344,7 +344,7 @@ _LOOKED_FOR = (
     ("rollback path", "rounds", "rollback_path"),
     ("phase times", "rounds", "verify_ms"),
     ("checkpoint bytes", "rounds", "checkpoint_bytes"),
-    ("attention cells", "rounds", "kv_cells_used"),
+    ("KV cells", "rounds", "kv_cells_used"),
     ("token ids", "tokens", "token_id"),
     ("target probabilities", "tokens", "target_p"),
     ("draft probabilities", "tokens", "draft_p"),

@@ -312,7 +312,7 @@ def range_figures(chosen: RunRange) -> dict[str, str]:
             for i, rate in enumerate(rates[:_MOST_RATES])
         },
         "tokens per round": significant(emitted / n_rows if n_rows else None),
-        "ms a round": significant(cost.per_round()),
+        "ms per round": significant(cost.per_round()),
     }
     found |= {f"  {phase}": significant(cost.per_round(phase)) for phase in PHASES}
     undone = [n for n in (cost.n_restores, cost.n_removed, cost.n_refused) if n is not None]

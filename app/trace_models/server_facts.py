@@ -33,7 +33,7 @@ def known_facts(
     context = [
         f"{value:,} {word}"
         for value, word in (
-            (_number(_section(props, "default_generation_settings"), "n_ctx"), "tokens a slot"),
+            (_number(_section(props, "default_generation_settings"), "n_ctx"), "tokens per slot"),
             (_number(meta, "n_ctx_train"), "in training"),
             (_number(meta, "n_vocab"), "vocabulary"),
         )

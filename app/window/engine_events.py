@@ -167,7 +167,7 @@ class EngineNews(QObject):
         if live is None or not bridge.has_run:
             return
         if bridge.trace is not None or (shown is not None and shown not in (live, *lanes_of(live))):
-            word = "is paused" if bridge.state is State.PAUSED else "goes on"
+            word = "is paused" if bridge.state is State.PAUSED else "continues"
             name = run_name(live)
             self._behind = banners.add(
                 "info",
@@ -294,7 +294,7 @@ class EngineNews(QObject):
             parts = [f"connecting to {bridge.connecting}"]
         elif bridge.server is not None:
             known = known_facts(bridge.server.facts)
-            state = "gone" if bridge.server_status.gone else bridge.state.value
+            state = "not responding" if bridge.server_status.gone else bridge.state.value
             parts = [server_name(bridge.server.facts), known["model"], known["build"], state]
             parts += self._on_show()
         elif files is not None:

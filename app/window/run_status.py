@@ -145,7 +145,7 @@ _LOOK_MS = 200
 
 def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
     """ "1,238 / 2,000 tokens · round 339 · 44 s · about 27 s left"; unknown parts are left out.
-    Before the first token: "reading the prompt: 512 tokens done".
+    Before the first token: "prompt: 512 tokens processed".
 
     numbers: figures of the run. The time is that of its rounds, without pauses; the remaining time
     is that of the remaining tokens at the speed so far. A text may end before its limit.
@@ -158,7 +158,7 @@ def progress_text(run: RunRef, numbers: LiveNumbers) -> str:
             return "waiting for a client" if waits else "nothing is streamed yet"
         rows = RunRows(run, "rounds")
         n_read = int(np.maximum(rows.column("verify_width", *rows.read()), 0).sum())
-        return f"reading the prompt: {n_read:,} tokens done" if n_read else "reading the prompt"
+        return f"prompt: {n_read:,} tokens processed" if n_read else "processing the prompt"
     wanted = tokens_asked(run)
     of = f" / {wanted:,}" if wanted else ""
     parts = [f"{numbers.tokens:,}{of} token{'s' * ((wanted or numbers.tokens) != 1)}"]

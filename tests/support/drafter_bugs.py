@@ -158,7 +158,7 @@ BUGS: dict[str, Bug] = {
     "other cut": Bug("tokens", "tokenised differently", _MODEL, prompt=_other_cut),
     "one position too far": Bug("positions", "too far", ("eagle3", "eagle3-d2t"), too_far),
     "before the norm": Bug("target rows", "before the target's final norm", ("mtp",), before_norm),
-    "rolled rows": Bug("target rows", "moved around", _ROW, rolled_rows),
+    "rolled rows": Bug("target rows", "rotated by one", _ROW, rolled_rows),
     "zero rows": Bug("target rows", "zeros", (*_ROW, "dflash", "dflash2", "dspark"), zero_rows),
     "next layers": Bug("target rows", "layers one on", ("eagle3-d2t", "dflash"), next_layers(1)),
     "layers before": Bug("target rows", "layers one before", ("eagle3",), next_layers(-1)),

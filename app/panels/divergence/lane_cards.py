@@ -283,7 +283,7 @@ class LaneCard(QAbstractButton):
         painter.setPen(theme.color("ui.muted"))
         room = third.width() - shift - taken
         fitting = (
-            words for words in ("ms a round", "ms") if metrics.horizontalAdvance(words) < room
+            words for words in ("ms per round", "ms") if metrics.horizontalAdvance(words) < room
         )
         if time == NOT_OBSERVED:
             painter.drawText(third, left, _UNTIMED if self.cost is not None else "")

@@ -179,7 +179,7 @@ class BreaksView(QWidget):
         if self.error:
             self._message.say("error", self.error)
         elif self._hit is not None:
-            self._message.say("warning", f"Held last: {self._hit}.")
+            self._message.say("warning", f"Last stop: {self._hit}.")
         else:
             self._message.say("info", _HINT)
 

@@ -77,7 +77,7 @@ class ServerPage(QScrollArea):
         self._labels["server"].setForegroundRole(role)
         self._labels["server"].setToolTip(plain_tip(status.gone))
         if status.gone:
-            _show(self._labels["server"], f"{known['server']} · gone")
+            _show(self._labels["server"], f"{known['server']} · not responding")
         when = ["when last connected:"] if status.gone else []
         _show(self._slots, "\n".join([*when, *slot_lines(status.slots)]))
         counts = counted_since(self._server.store, self._first_run)

@@ -374,7 +374,7 @@ class RunSearch(QWidget):
         )
         tip = "List only starred runs"
         self.stars = made(QToolButton, text="★", checkable=True, toolTip=tip, toggled=self.changed)
-        self.stars.setAccessibleName("Starred runs alone")
+        self.stars.setAccessibleName("Only starred runs")
         self._count = made(QLabel, muted=True)
         parts = (self.field, 1), self.stars, self._count
         hbox(*parts, of=self, margins=(6, 4, 8, 4), spacing=6)

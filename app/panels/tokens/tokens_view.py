@@ -98,7 +98,7 @@ class TokensView(Fitting, QStackedWidget):
         column.addLayout(legend_row)
         self.empty = EmptyState(*_NOTHING, waits_for_run=True)
         self.addWidget(self.empty)
-        self._waiting = EmptyState("Reading the prompt", "Tokens appear here as they are chosen.")
+        self._waiting = EmptyState("Processing the prompt", "Chosen tokens appear here.")
         self.addWidget(self._waiting)
         self.addWidget(page)
         self._about_texts = words(muted=True)

@@ -77,9 +77,9 @@ class ResultsView(QStackedWidget):
         self.pareto = ParetoPlot(theme)
         self.pareto.row_chosen.connect(lambda row: self._select(np.array([row])))
         self.map_x, self.map_y, self.map_figure = (
-            _choice(name) for name in ("Setting across", "Setting up", "Figure shown in the cells")
+            _choice(name) for name in ("Column setting", "Row setting", "Figure in the cells")
         )
-        self.pareto_x, self.pareto_y = _choice("Figure across"), _choice("Figure up")
+        self.pareto_x, self.pareto_y = _choice("X axis figure"), _choice("Y axis figure")
         for box in (self.map_x, self.map_y):
             box.activated.connect(lambda _: self._choose_axes())
         self.map_figure.activated.connect(lambda _: self._draw_map())

@@ -200,7 +200,7 @@ class HelpPages(ModelessDialog):
         self.forward = _button("&Forward", "Next page (Alt+Right)", self.browser.forward)
         self.browser.backwardAvailable.connect(self.back.setEnabled)
         self.browser.forwardAvailable.connect(self.forward.setEnabled)
-        self.previous = _button("&Previous", "Hit before (Shift+F3)", lambda: self._step(-1))
+        self.previous = _button("&Previous", "Previous hit (Shift+F3)", lambda: self._step(-1))
         self.next = _button("&Next", "Next hit (F3)", lambda: self._step(+1))
         for keys, button in (("F3", self.next), ("Shift+F3", self.previous)):
             QShortcut(QKeySequence(keys), self, button.click)
@@ -370,7 +370,7 @@ class ShortcutsDialog(ModelessDialog):
     def __init__(self, actions: Actions, parent: QWidget) -> None:
         super().__init__("Keyboard shortcuts", parent)
         self.table = made(QTableWidget, len(SPECS), 3, accessibleName=self.windowTitle())
-        self.table.setHorizontalHeaderLabels(["Action", "Keys", "What it does"])
+        self.table.setHorizontalHeaderLabels(["Action", "Keys", "Description"])
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         rows = self.table.verticalHeader()

@@ -151,7 +151,7 @@ class ConnectDialog(ModelessDialog):
 
 
 _GROUPS = "Runs and comparisons", "Operations on the memory only"
-_HEADS = "What you see", "Scenario"
+_HEADS = "Symptom", "Scenario"
 _CHARACTERS, _LINES = 180, 40
 _NO_MODEL = "Open a model first: a scenario runs on the model in use, when nothing else runs."
 

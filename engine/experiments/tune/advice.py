@@ -151,7 +151,7 @@ def verdict(
     against_others = tuple(compare(fastest, other) for other in rest)
     if n < n_pairs and not against.is_shown:
         words = (
-            f"not decided between {PLAIN} and {fastest.name}: the time ended after {n} of "
+            f"not decided between {PLAIN} and {fastest.name}: time ran out after {n} of "
             f"{n_pairs} pairs; so far {fastest.name} has {against.ratio:.2f} times the speed of "
             f"{PLAIN}{'' if n else ', measured once'}"
         )

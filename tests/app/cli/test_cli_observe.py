@@ -60,7 +60,7 @@ def test_text_rounds_and_counters_are_shown(
     lines = outcome.out.splitlines()
     assert lines[0].startswith("def quicksort(arr):  # noqa")
     assert "43 of 152 drafted tokens accepted" in outcome.out
-    assert "52 rounds, 45 seq_rm, 6 nothing undone" in lines
+    assert "52 rounds, 45 seq_rm, 6 nothing to roll back" in lines
     assert [line.split() for line in lines if line.startswith("accepted")] == [
         ["accepted", "tokens", "43", "43"]
     ]

@@ -64,7 +64,7 @@ def test_the_window_says_so_and_leads_back(behind: MainWindow, qtbot: QtBot) -> 
     assert {"run.start", "run.stop"} <= enabled(behind)
     trigger(behind, "run.start")
     wait(qtbot, behind, State.RUNNING)
-    assert messages(behind) == ["info: Run 0 goes on in the background."]
+    assert messages(behind) == ["info: Run 0 continues in the background."]
     trigger(behind, "run.pause")
     wait(qtbot, behind, State.PAUSED)
     (banner,) = behind.banners.banners

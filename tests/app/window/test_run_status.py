@@ -155,7 +155,7 @@ def test_how_far_a_run_is() -> None:
     for tokens, speed in ((8, 1.0), (60, 40.0)):
         early = replace(numbers, tokens=tokens, tokens_per_second=speed)
         assert "left" not in progress_text(run, early), "too few tokens, too short a time"
-    assert progress_text(run, replace(numbers, tokens=0)).startswith("reading the prompt")
+    assert progress_text(run, replace(numbers, tokens=0)).startswith("processing the prompt")
     run.facts["listens_at"] = "http://127.0.0.1:8081"
     assert progress_text(run, replace(numbers, tokens=0)) == "waiting for a client"
     run.facts["options"] = {"n_predict": -1}

@@ -289,7 +289,7 @@ def test_a_server_that_goes_has_a_red_chip_until_it_is_back(
     assert "cannot be reached" in at_servers.status.gone.toolTip()
     assert "Start the server again" in messages(at_servers)[-1]
     assert len(messages(at_servers)) == 1
-    assert " · gone" in at_servers.status.texts["model"]
+    assert " · not responding" in at_servers.status.texts["model"]
     assert n_rounds(at_servers) == before
     server.restart()
     until(qtbot, lambda: at_servers.status.gone.isHidden())

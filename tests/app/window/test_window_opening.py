@@ -234,7 +234,7 @@ def test_what_is_asked_while_the_model_loads_begins_when_it_is_in_use(
     assert "run.stop" in enabled(window)
     engine.gate.set()
     qtbot.waitUntil(lambda: window.bridge.live is not None)
-    assert "begins when" not in said(window)
+    assert "starts when" not in said(window)
     wait(qtbot, window, State.READY)
     assert bool(engine.compared) is (action == "run.compare")
 
@@ -251,10 +251,10 @@ def test_a_run_that_waits_is_taken_back_by_stop_by_cancel_and_by_a_failure(
         if end == "stop":
             trigger(loaded, "run.stop")
             assert {"run.start", "run.compare"} <= enabled(loaded)
-            assert "begins when" not in said(loaded)
+            assert "starts when" not in said(loaded)
         elif end == "cancel":
             loaded.bridge.cancel()
         engine.gate.set()
         wait(qtbot, loaded, State.READY)
-        assert "begins when" not in said(loaded)
+        assert "starts when" not in said(loaded)
     assert loaded.bridge.live is None, "the model that was in use before runs nothing either"

@@ -34,8 +34,8 @@ def test_what_a_rule_says() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "Begin with"),
-        ("speed > 3", "Begin with"),
+        ("", "Start it with"),
+        ("speed > 3", "Start it with"),
         ("depth > 3", "depth >= 4"),
         ("depth >= -1", "depth >= 4"),
         ("depth >= 0", "from 1"),

@@ -258,7 +258,7 @@ def _play(case: Case, folder: Path) -> Figures:
             assert "stops" in facts, f"run {run_id} of the trace has no end"
         assert len(store.tokens) or not _must_have(case, command), "the trace has no token"
     elif not case["twice"] and ended:
-        listened = "clients" in case and b" goes to " in command.err
+        listened = "clients" in case and b" are forwarded to " in command.err
         assert not listened and not _must_have(case, command), (
             f"what was recorded is not exported: {said[-600:]}"
         )

@@ -36,7 +36,7 @@ def test_what_is_shown_before_there_are_tokens(view: TokensView) -> None:
     assert "Press Run (F5)" in words(view)
     builder = TraceBuilder()
     view.show_run(builder.run)
-    assert "Reading the prompt" in words(view)
+    assert "Processing the prompt" in words(view)
     builder.prompt(["a"])
     view.refresh()
     assert list(view.areas) == [0]
@@ -88,7 +88,7 @@ def test_replies_without_tokens_show_their_texts_and_say_what_is_missing(view: T
     view.show_run(builder.run)
     assert view.copy_text() == "Reply 0\none\n\nReply 2\ntwo"
     view.show_run(TraceBuilder().run)
-    assert "Reading the prompt" in words(view) and view.copy_text() == ""
+    assert "Processing the prompt" in words(view) and view.copy_text() == ""
 
 
 def test_a_reply_of_ids_without_pieces_has_its_text_above_them(view: TokensView) -> None:
@@ -321,8 +321,8 @@ def test_a_run_that_soon_has_tokens_does_not_say_what_it_waits_for(
     assert view.currentWidget() is page and not view._late.isActive()
     _, run = next_run(first)
     view.show_run(run)
-    assert "Reading the prompt" not in words(view)
-    qtbot.waitUntil(lambda: "Reading the prompt" in words(view))
+    assert "Processing the prompt" not in words(view)
+    qtbot.waitUntil(lambda: "Processing the prompt" in words(view))
     assert view.areas == {}
 
 

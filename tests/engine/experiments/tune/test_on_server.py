@@ -248,7 +248,7 @@ def test_the_pairs_measured_when_the_time_ends_give_a_verdict(
     words += ["--spec-synth-rates", "0.9,0.8,0.7"]
     assert main(["tune", "--server", slow, *words, "--budget", "4", "--keep", str(kept)]) == 1
     out, _ = capsys.readouterr()
-    about = f"plain and draft-simple, n_max 3: the time ended after {n_pairs} of 6 pairs"
+    about = f"plain and draft-simple, n_max 3: time ran out after {n_pairs} of 6 pairs"
     assert about in out
     assert "do not speculate" not in out
     assert "flags of the fastest so far for llama-server: --spec-type draft-simple" in out

@@ -285,7 +285,7 @@ def test_endless_headers_are_given_up(
         error = raised.value
     else:
         error = finish(begin(client))
-    assert error is not None and "interim replies" in error.message and path in error.message
+    assert error is not None and "interim responses" in error.message and path in error.message
     assert server.of(path)[0].left.wait(20) and server.of(path)[0].n_sent < 32 << 20
 
 
