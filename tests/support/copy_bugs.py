@@ -32,7 +32,7 @@ def ring_writes_at_home(patch: pytest.MonkeyPatch) -> None:
 
 
 def replay_stays_in_a_shared_row(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(np, "count_nonzero", lambda rows: 1)
+    patch.setattr(replay, "np", SimpleNamespace(**vars(np) | {"count_nonzero": lambda _: 1}))
 
 
 def a_copy_loses_the_pending_rollback(patch: pytest.MonkeyPatch) -> None:

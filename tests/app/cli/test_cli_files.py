@@ -207,7 +207,7 @@ def test_what_a_command_reads_or_wrote_is_not_replaced(
     (tmp_path / "b.gguf").symlink_to("a.gguf")
     outcome = cli(*words, option, tmp_path / "a.gguf")
     assert outcome.status == 2
-    assert f"{option} {tmp_path / 'a.gguf'} is named twice" in outcome.err
+    assert f"{option} {tmp_path / 'a.gguf'} is given twice in this command" in outcome.err
     assert (tmp_path / "a.gguf").read_bytes() == b"weights"
 
 

@@ -31,7 +31,7 @@ FACTS: dict[str, Any] = {
 
 def test_a_run_says_where_it_was_observed_and_what_was_told() -> None:
     untold = (
-        "phase times, checkpoint bytes, attention cells, target probabilities, "
+        "phase times, checkpoint bytes, KV cells, target probabilities, "
         "draft probabilities, snapshot slots"
     )
     assert effective(RunFacts(FACTS)).splitlines() == [

@@ -211,7 +211,7 @@ def test_runs_are_chosen_and_too_many_tokens_are_refused(
     with pytest.raises(OptionError, match="no run 7"):
         list(chosen_runs(store, [7]))
     monkeypatch.setattr(session_data, "MOST_TOKENS", 10)
-    with pytest.raises(OptionError, match="a page holds 10"):
+    with pytest.raises(OptionError, match="a page can hold only 10"):
         write_session_page([RunRef(store, 0)], "a", tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 

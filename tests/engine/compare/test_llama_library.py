@@ -146,7 +146,7 @@ def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
 
 def test_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     without_packages(monkeypatch)
-    with pytest.raises(OptionError, match=r"no package xllamacpp here.*pip install xllamacpp"):
+    with pytest.raises(OptionError, match=r"xllamacpp is not installed.*pip install xllamacpp"):
         find_build(Path("xllamacpp"))
     with pytest.raises(OptionError, match="no package llama_cpp or xllamacpp here"):
         find_build(None)

@@ -206,7 +206,7 @@ def test_progress_while_it_runs(view: DivergenceView) -> None:
     planes = builder.lane("planes", ())
     view.show_run(RunRef(builder.store, 0))
     assert view.header.progress.isVisible()
-    assert "planes: nothing is compared yet." in view.header.sentence.text()
+    assert "planes: no position is compared yet." in view.header.sentence.text()
     for index in range(3):
         builder.row(planes, "planes", index, 0.0)
     view.refresh()

@@ -36,7 +36,7 @@ def test_duplicates_beat_attention_ahead(store: TraceStore) -> None:
     add_draft(store, 3, 3, 1, attention_pos_max=15, recurrent_pos_max=13, kv_cells_duplicate=4)
     (ahead,), (double,) = found(store, "attention-ahead"), found(store, "duplicate-kv-cells")
     assert (ahead.round, double.round) == (2, 3)
-    assert "2 positions beyond" in ahead.message
+    assert "2 positions ahead of" in ahead.message
     assert "up to 4 cells" in double.message
 
 

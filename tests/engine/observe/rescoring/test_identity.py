@@ -100,7 +100,7 @@ def test_other_token_ids_are_another_model(session) -> None:
     assert identify(session, observed_run().facts, server).verdict == UNKNOWN
     server.replies["/tokenize"] = {"tokens": [1, 2, 3]}
     found = identify(session, observed_run().facts, server)
-    assert found.verdict == DIFFERENT and "other tokens" in found.reason
+    assert found.verdict == DIFFERENT and "tokenises the text differently" in found.reason
     assert "/completion" not in dict(server.asked)
 
 
@@ -113,7 +113,7 @@ def test_probabilities_are_asked_for_only_with_permission_in_an_idle_slot(sessio
     assert all(body["id_slot"] == 1 and body["cache_prompt"] is False for body in probes)
     server.off = 0.06
     found = identify(session, observed_run().facts, server, may_probe=True)
-    assert found.verdict == DIFFERENT and "0.06 off" in found.reason
+    assert found.verdict == DIFFERENT and "differs by 0.06" in found.reason
     server.replies["/slots"] = [{"id": 0, "is_processing": True}]
     found = identify(session, observed_run().facts, server, may_probe=True)
     assert found.verdict == UNKNOWN and "idle" in found.reason

@@ -115,7 +115,7 @@ def test_a_counter_that_falls_ends_the_rows_with_a_finding() -> None:
     assert len(store.rounds) == 2
     (finding,) = find(store)
     assert finding.rule == "counters-contradict"
-    assert "predicted_n fell by 1" in finding.message
+    assert "predicted_n decreased by 1" in finding.message
 
 
 def test_answers_of_one_stream_are_sequences_of_their_own() -> None:

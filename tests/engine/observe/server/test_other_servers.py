@@ -350,7 +350,7 @@ def test_a_router_that_loads_nothing_by_itself_says_so(server: ScriptedServer) -
     server.script("/props", json_reply(ROUTER | {"models_autoload": False}))
     with ServerClient(server.url, model="a") as client, pytest.raises(ServerError) as raised:
         client.facts()
-    assert "does not load a by itself" in raised.value.message
+    assert "does not load the model a on request" in raised.value.message
 
 
 def test_the_key_goes_to_a_router_too() -> None:
