@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         known = [(one.name, one.title) for one in scenarios(SCENARIOS)]
         print_report(args, dict(known), in_columns(known, (False, False)))
         return 0
+    check_trace_folder(args.trace)
     target = target_path(args)
     if args.parallel is None:
         args.parallel = max(1, len(args.sources))
@@ -98,7 +99,6 @@ def run(args: argparse.Namespace) -> int:
             tell(f"note: {lane.name}: {note}")
     if args.bound is not None and args.bound < 0:
         raise OptionError("--bound is negative.", "Use 0 to accept only equal logits.")
-    check_trace_folder(args.trace)
     check_report(args)
     session = open_session(args, target, drafts)
     from engine.compare.comparison import Comparison

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from engine.memory import replay
 from engine.memory.cells import UBatchCells
 from engine.memory.planes import PlaneMemory
 from engine.memory.recurrent import SnapshotPolicy

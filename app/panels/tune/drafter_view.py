@@ -143,7 +143,7 @@ class _TreeTable(QWidget):
     def __init__(self) -> None:
         super().__init__()
         self.setAccessibleName("Estimated gain of trees")
-        self._title = made(QLabel, "Trees instead of the chain, estimated", muted=True)
+        self._title = made(QLabel, "Trees instead, estimated", muted=True)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 4, 0, 0)
         grid.setHorizontalSpacing(14)

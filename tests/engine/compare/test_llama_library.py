@@ -148,7 +148,7 @@ def test_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     without_packages(monkeypatch)
     with pytest.raises(OptionError, match=r"xllamacpp is not installed.*pip install xllamacpp"):
         find_build(Path("xllamacpp"))
-    with pytest.raises(OptionError, match="no package llama_cpp or xllamacpp here"):
+    with pytest.raises(OptionError, match="llama_cpp or xllamacpp is not installed"):
         find_build(None)
 
 

@@ -44,7 +44,7 @@ def test_a_line_is_a_lane(editor: LaneEditor) -> None:
         ("planes,fault=odd", ("Line 1", "odd")),
         ("planes,n_rs_seq=many", ("Line 1", "many")),
         ("ring\n\nring", ("Line 3", "twice")),
-        ("noise", ("Line 1", "always there")),
+        ("noise", ("Line 1", "always included")),
         (" \n", ("No lane",)),
     ],
 )

@@ -37,7 +37,7 @@ def test_duplicates_beat_attention_ahead(store: TraceStore) -> None:
     (ahead,), (double,) = found(store, "attention-ahead"), found(store, "duplicate-kv-cells")
     assert (ahead.round, double.round) == (2, 3)
     assert "2 positions ahead of" in ahead.message
-    assert "up to 4 cells" in double.message
+    assert "up to 4 KV cells" in double.message
 
 
 def test_only_the_sequence_concerned(store: TraceStore) -> None:
