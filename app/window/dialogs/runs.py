@@ -1,4 +1,4 @@
-"""Dialogs before a run: the server to observe, the round to fork at, the scenario."""
+"""Dialogs before a run: the server to observe, the round to fork at, the scenario, the sweep."""
 
 from __future__ import annotations
 
