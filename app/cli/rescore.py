@@ -177,7 +177,7 @@ def _told(sequence: RescoredSequence) -> Iterator[str]:
         n = counted(sequence.n_tokens, "token")
         yield f"{n}{how[sequence.greedy]}, {sequence.n_first} of rank 1"
     if sequence.n_near_ties:
-        yield f"{sequence.n_near_ties} near ties"
+        yield counted(sequence.n_near_ties, "near tie")
     if sequence.n_lossy:
         yield f"{sequence.n_lossy} acceptable only by the lossy rule"
     if sequence.changed is not None:

@@ -18,10 +18,11 @@ Two words describe a lane, and only the second one judges:
 The bound is MARGIN times the worst row of the noise lane, which decodes other widths than the
 reference lane and never rolls back (engine.compare.lanes); it has not met everything, and wrong
 states are orders above. Below LEAST nothing is asked, as float32 rounds; states in a shorter type
-come to more (least_of_types). Where ties tip rows of the noise lane, or of its texts decoded
-afresh in other batches (fact noise_check), so far that the bound is UNLIKE, or may tip all of them,
-FEW_TIPPED rows of another lane may be beyond it: rows that have nothing in common differ by 2, and
-a wrong state spoils all that follow. A noise lane beyond the ceiling of rounding
+come to more (least_of_types). Where ties can tip, its texts decoded afresh in other batches (fact
+noise_check) meet those that its jitter resolves: FEW_TIPPED rows of another lane may be beyond the
+bound, up to MARGIN times the worst of these rows. Where that or the bound is UNLIKE, or ties may
+tip all rows, they may be any: rows that have nothing in common differ by 2, and a wrong state
+spoils all that follow. A noise lane beyond the ceiling of rounding
 (engine.analysis.noise_ceiling) is suspect itself, as is one whose texts decoded afresh have other
 logits than token by token; then the bound of the others is the ceiling.
 
@@ -176,8 +177,9 @@ def is_beyond(trace: TraceStore, run_id: int, nmse: np.ndarray, bound: float) ->
     share = max((check.share for check in checks), default=0.0)
     afresh = (one for check in checks for one in check.batches if not one.first)
     fresh = max((one.worst or 0.0 for one in afresh), default=0.0)
-    has_ties = share > 0 and (max(bound, MARGIN * fresh) >= UNLIKE or share == 1)
-    if has_ties and beyond.sum() <= FEW_TIPPED and np.isfinite(nmse).all():
+    limit = max(bound, MARGIN * fresh)
+    most = math.inf if limit >= UNLIKE or share == 1 else limit
+    if share > 0 and beyond.sum() <= FEW_TIPPED and (nmse < most).all():
         return np.zeros_like(beyond)
     return beyond
 

@@ -278,7 +278,9 @@ def test_so_may_they_where_all_rows_of_the_noise_may_be_tipped(n: int, verdict: 
     [
         (3, 0.4, None, "within"),
         (4, 0.4, None, "suspect"),
-        (3, 0.04, None, "suspect"),
+        (3, 0.041, None, "within"),  # ten times that is less than UNLIKE, but more than these rows
+        (4, 0.041, None, "suspect"),
+        (3, 0.039, None, "suspect"),
         (3, None, None, "suspect"),  # it was not finite
         (3, 0.4, {"pos": 10, "row": 0, "width": 4}, "suspect"),  # that check failed
     ],
