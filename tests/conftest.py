@@ -162,7 +162,10 @@ def pytest_collectstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Nor later; and what a test makes is mostly needed until it ends."""
+    """Nor later; and what a test makes is mostly needed until it ends. No test has a distributed
+    tensor, for which the first `assert_close` would import for seconds."""
+    if comparison := sys.modules.get("torch.testing._comparison"):
+        vars(comparison)["_HAS_DTENSOR"] = False
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -13,12 +13,16 @@ from tests.support.fake_llama import FakeLlama, use, with_scripts
 from tests.support.golden_runs import DATA, MTP_MODELS, session
 
 MODEL = str(DATA / f"{MTP_MODELS[0]}.gguf")
+SCRIPT = "checkpoint-and-slot-file"
 SHORT = ("--depths", "2", "-n", "5")
+# the scenario with lanes of every kind
+DEPTHS = ("--only", "every depth")
+BOTH = (*DEPTHS, "--only", SCRIPT)
 
 
 @pytest.fixture(autouse=True)
 def few_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_scripts(monkeypatch, "checkpoint-and-slot-file")
+    with_scripts(monkeypatch, SCRIPT)
 
 
 def check(*args: str) -> int:
@@ -40,14 +44,14 @@ def test_known_defects_are_told_and_fail_only_if_asked(
     assert "every depth, whole batch undone, 3 planes: stale-plane: A rollback of 3" in out
     assert "llama.cpp 0.0-fake: 16 lanes, 0 wrong, 2 with known defects" in out
     assert (tmp_path / "trace" / "findings.csv").is_file()
-    assert check("--strict") == 1
+    assert check("--strict", *DEPTHS) == 1
 
 
 def test_a_mended_build_refuses_and_passes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), refuses=True))
-    assert check("--strict", "--json") == 0
+    assert check("--strict", "--json", *BOTH) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["wrong"], found["known"]) == (0, 0)
     outcomes = {(lane["policy"], lane["outcome"]) for lane in found["lanes"]}
@@ -64,7 +68,7 @@ def test_a_wrong_build_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), drift=0.01))
-    assert check("--json") == 1
+    assert check("--json", *BOTH) == 1
     found = json.loads(capsys.readouterr().out)
     scripts = [lane for lane in found["lanes"] if not lane["n_draft"]]
     assert [lane["outcome"] for lane in scripts] == ["WRONG", "WRONG"]
@@ -81,11 +85,12 @@ def test_an_architecture_without_planes_passes_by_its_checkpoints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, FakeLlama(session(MTP_MODELS[0]), has_planes=False))
-    assert check("--strict", "--json") == 0
+    assert check("--strict", "--json", *BOTH) == 0
     found = json.loads(capsys.readouterr().out)
     assert {lane["outcome"] for lane in found["lanes"]} == {"right", "no planes"}
 
 
+FAMILY = (*DEPTHS, "--only", "two sequences")
 FAMILIES = {
     "bailingmoe3-a-mtp-f32": True,
     "lfm2-a-tied-f32": True,
@@ -101,7 +106,7 @@ def test_states_of_every_family_are_read(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, FakeLlama(session(name), has_planes=FAMILIES[name]))
-    assert main(["check-rollback", str(DATA / f"{name}.gguf"), *SHORT, "--json"]) == 0
+    assert main(["check-rollback", str(DATA / f"{name}.gguf"), *SHORT, *FAMILY, "--json"]) == 0
     lanes = json.loads(capsys.readouterr().out)["lanes"]
     assert {lane["outcome"] for lane in lanes if lane["policy"].startswith("checkpoint")} == {
         "right"
@@ -120,7 +125,7 @@ def test_states_in_another_format_are_not_judged_and_no_failure(
     fake = FakeLlama(session(MTP_MODELS[0]))
     fake.n_layers_written = 77
     use(monkeypatch, fake)
-    assert check("--json") == 0
+    assert check("--json", *BOTH) == 0
     lanes = json.loads(capsys.readouterr().out)["lanes"]
     right = [lane for lane in lanes if lane["outcome"] != "WRONG"]
     assert {lane["outcome"] for lane in right} == {"not judged"}

@@ -17,13 +17,15 @@ from tests.support.fake_llama import FakeLlama, use, with_scripts
 from tests.support.golden_runs import DATA, MTP_MODELS, session
 
 MODEL = str(DATA / f"{MTP_MODELS[0]}.gguf")
-SHORT = ("--depths", "2", "-n", "5")
+SCRIPT = "checkpoint-and-slot-file"
+# the scenario with lanes of every kind
+SHORT = ("--depths", "2", "-n", "5", "--only", "every depth", "--only", SCRIPT)
 ACTION = ROOT / "ci" / "check-rollback"
 
 
 @pytest.fixture(autouse=True)
 def few_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_scripts(monkeypatch, "checkpoint-and-slot-file")
+    with_scripts(monkeypatch, SCRIPT)
 
 
 def check(*args: str) -> int:
@@ -43,7 +45,7 @@ def result_of(monkeypatch: pytest.MonkeyPatch, path: Path, **wrong: float | bool
 def baselines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("baselines")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        with_scripts(monkeypatch, "checkpoint-and-slot-file")
+        with_scripts(monkeypatch, SCRIPT)
         return {
             "drifts": result_of(monkeypatch, folder / "drifts.json", drift=0.01),
             "as-0c1e570": result_of(monkeypatch, folder / "known.json"),

@@ -60,7 +60,7 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
     "name", ["other mask", "prompt cut", "newest rejected", "other anchor", "no window"]
 )
 @pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 def test_a_mistake_of_a_block_is_named(name: str) -> None:
     played = play_planted(name, 4)
     assert played.right and played.says_which, str(played)
@@ -69,7 +69,7 @@ def test_a_mistake_of_a_block_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["scaled rows", "first dropped", "stale when whole", "few cells", "fused rows normed"]
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 def test_a_mistake_that_no_one_listed_is_named_by_its_stage(name: str) -> None:
     played = play_planted(name, 1)
     assert played.right and played.says_which, str(played)
@@ -86,7 +86,7 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
     "name",
     ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"],
 )
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
     played = play_planted(name, 3)
     assert played.right and played.says_which, str(played)
