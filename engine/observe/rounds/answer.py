@@ -137,8 +137,9 @@ class EmittedTokens:
         if self._has_gap:
             return (), ()
         if self.n_ids:
-            ids = [*chain.from_iterable(ids for ids, _ in self.events)]
-            if not any(len(ids) == 1 for ids, _ in self.events):
+            every = [ids for ids, _ in self.events]
+            ids = every[0] if len(every) == 1 else [*chain.from_iterable(every)]
+            if not any(len(ids) == 1 for ids in every):
                 return ids, ()
             each = [(text,) if len(ids) == 1 else (None,) * len(ids) for ids, text in self.events]
             return ids, [*chain.from_iterable(each)]

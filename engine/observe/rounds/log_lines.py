@@ -79,12 +79,12 @@ _BARE = re.compile(
     r"|(?:INFO|WARN|VERB|ERR|DEBUG|ERROR|WARNING) {1,3}\[ {0,40}\w{1,40}\] "
     r"|main: |llama_\w{1,40}: |common_\w{1,40}: |build: \d|system.info: "
     r"|statistics {1,40}\S{1,64}: #calls|draft acceptance|(?:prompt |generation )?eval time {0,8}="
-    r"|total time {0,8}=)"
+    r"|total time {0,8}=|={3,20} Cache: )"
 )
 """Start of a server's text without a time: prefixes of llama-server's entries."""
 _OF_BARE = (
     *("slot ", "srv ", "spec ", "que ", "cmn ", "llama_", "common_", "main: ", "build: ", "[ "),
-    *("eval time", "draft acceptance", "statistics ", "total time", "system"),
+    *("eval time", "draft acceptance", "statistics ", "total time", "system", " Cache: "),
 )
 _TIMES = re.compile(
     r"\d{4}[-/]\d\d[-/]\d\d(?:[T _]{1,2}\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?)?"

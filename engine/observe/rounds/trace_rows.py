@@ -3,6 +3,7 @@ token. What a server does not report stays empty."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +16,7 @@ from engine.observe.rounds.log_rounds import LogRound
 from engine.observe.rounds.stream import Timings
 from engine.observe.rounds.stream_rounds import ObservedRound, StreamedToken
 from engine.observe.rounds.withheld_tokens import PlaneReach
-from engine.trace.records import N_TOP, PHASES, ColumnState
+from engine.trace.records import MISSING, N_TOP, PHASES, ColumnState
 from engine.trace.timings import BY_STEP, answer_speeds, speeds
 from engine.trace.writer import TraceWriter
 
@@ -160,19 +161,6 @@ class RowWriter:
     def _append(self, **values: Any) -> None:
         self._rounds_of += map(values.get, _ROUND)
 
-    def _token(
-        self,
-        ids: Mapping[str, int],
-        pos: int,
-        kind: str,
-        token_id: int | None,
-        text: str | None = None,
-        index: int | None = None,
-        drafted: tuple[Any, ...] = _NOT_LOGGED,
-    ) -> None:
-        # tuples: many thousands are turned into columns at once
-        self._tokens_of += (*ids.values(), pos, kind, token_id, text, index, *drafted)
-
     def _emitted(
         self,
         ids: dict[str, int],
@@ -271,12 +259,14 @@ class RowWriter:
             if new := [t for tops in one.log.draft for t, _ in tops if t not in pieces]:
                 self._writer.learn((token for token in new if token in known), known.__getitem__)
         n_kept, log, draws = kinds.count("accepted"), one.log, self.rule.draws
+        where = ids.values()
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             if i == n_kept and log is not None:
                 self._undone_tokens(ids, first_pos, one, log, tokens)
             token_id, text, index = token.token_id, self._text(token), i if i < n_kept else None
             drafted = _NOT_LOGGED if index is None else _drafted(log, i, draws, token_id)
-            self._token(ids, first_pos + i, kind, token_id, text, index, drafted)
+            # tuples: many thousands are turned into columns at once
+            self._tokens_of += (*where, first_pos + i, kind, token_id, text, index, *drafted)
 
     def _undone_tokens(
         self,
@@ -293,10 +283,11 @@ class RowWriter:
             token_id = None if draws else log.draft[i][0][0]
             kind = "rejected" if i == one.accepted else "ignored"
             more = _drafted(log, i, draws, token_id)
-            self._token(ids, first_pos + i, kind, token_id, None, i, more)
+            self._tokens_of += (*ids.values(), first_pos + i, kind, token_id, None, i, *more)
         for i in range(one.accepted if log.restored else 0):
             token = tokens[i] if i < len(tokens) else StreamedToken()
-            self._token(ids, first_pos + i, "replayed", token.token_id, self._text(token), i)
+            known = token.token_id, self._text(token), i, *_NOT_LOGGED
+            self._tokens_of += (*ids.values(), first_pos + i, "replayed", *known)
 
     def _known(self, token: StreamedToken) -> StreamedToken:
         """The token with its id, if exactly one token of the vocabulary has its bytes. Running text
@@ -340,12 +331,19 @@ def write_runs(writer: TraceWriter, runs: Sequence[TokenRun]) -> None:
         "seq_id": np.repeat(seq_ids, n_each),
         "pos": np.arange(sum(n_each)) + np.repeat(np.array(firsts) - before, n_each),
         "kind": np.repeat(codes, n_each),
-        "token_id": [*chain.from_iterable(ids)],
+        "token_id": np.concatenate([_whole(one) for one in ids]),
     }
     if any(texts):
         each = (of or [None] * n for of, n in zip(texts, n_each, strict=True))
         columns["text"] = [*chain.from_iterable(each)]
     writer.extend("tokens", columns)
+
+
+def _whole(ids: Sequence[int | None]) -> np.ndarray:
+    """Token ids, MISSING where one is not given."""
+    if isinstance(ids, array):
+        return np.frombuffer(ids, np.int32)
+    return np.array([MISSING if one is None else one for one in ids], np.int64)
 
 
 def path_name(path: str, reach: PlaneReach) -> str:

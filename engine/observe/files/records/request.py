@@ -404,7 +404,8 @@ def _sum(values: Sequence[int | float | None]) -> Any:
 
 def _rounding(given: float) -> float:
     """Tolerance of a number written with three decimals or more."""
-    if isinstance(given, int) or "e" in repr(given):
+    text = repr(given)
+    if isinstance(given, int) or "e" in text:
         return _WHOLE * max(1.0, abs(given))
-    decimals = len(repr(given).partition(".")[2])
+    decimals = len(text.partition(".")[2])
     return max(0.5001 * 10.0**-decimals, _WHOLE) if decimals >= 3 else _WHOLE

@@ -36,6 +36,7 @@ from engine.observe.files.records.document import read_documents
 from engine.observe.files.records.printed import is_printed
 from engine.observe.files.records.prometheus import read_metrics
 from engine.observe.files.records.readers import keys_in
+from engine.observe.rounds.log_reader import LogReader
 from engine.observe.rounds.log_words import has_entries
 from engine.observe.rounds.observed_run import ObservedRun
 from engine.observe.rounds.stream_rounds import Addition, additions
@@ -182,6 +183,31 @@ def test_rounds_are_the_same_written_in_parts(monkeypatch: pytest.MonkeyPatch) -
         fill_log(store := TraceStore(), load("light-log").log, "light")
         found.append(_rows(store))
     assert found[0] == found[1] and len(found[0][0]) > 400
+
+
+def test_what_ik_llama_cpp_says_of_its_cache_is_read_in_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = 'INFO [ f] {} | tid="1" timestamp=1 id_slot=0 id_task={}{}'
+    lines = []
+    for task in range(300):
+        lines += [
+            line.format("slot is processing task", task, ""),
+            f"======== Cache: cache_size = {task + 9}, n_past =  {task}, n_past_prompt = {task}",
+            line.format("prompt eval time = 300.11 ms /    20 tokens (..)", task, ""),
+            line.format("generation eval time = 9296.72 ms /   30 runs   (..)", task, ""),
+            line.format("slot released", task, f" n_past=49 n_cache_tokens={task + 49}"),
+        ]
+    singly, place = list[str](), LogReader._place
+
+    def noted(reader: LogReader, line: str, *shape: bytes | None) -> Any:
+        singly.append(line)
+        return place(reader, line, *shape)
+
+    monkeypatch.setattr(LogReader, "_place", noted)
+    fill_log(store := TraceStore(), "\n".join([*lines, ""]), "ik")
+    assert len(store.runs[0].requests or ()) == 300
+    assert sum("Cache: " in one for one in singly) < 60
 
 
 def test_rows_of_a_table_are_compared_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
