@@ -277,6 +277,29 @@ def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
 
 
+def lengths(
+    row: dict[str, torch.Tensor], of: str, number: float = 0.0
+) -> dict[str, torch.Tensor | float]:
+    """What q or k [groups, d_k] may be divided by instead of its own length, with words, or what
+    it may with a number of its own."""
+    x, other = row[of], row["kq"["qk".index(of)]]
+    own, others = (t.norm(dim=-1, keepdim=True) for t in (x, other))
+    if number:
+        with_eps = f"divided with an eps of {number:.4g}", (own**2 + number).sqrt()
+        return dict([with_eps, (f"divided by the length and {number:.4g}", own + number)])
+    return {
+        "not normalized": 1.0,
+        "divided by the squared length": own**2,
+        "divided by the length of the other": others,
+        "divided by the length of q and k together": (own**2 + others**2).sqrt(),
+        "divided by the root mean square": own / x.shape[-1] ** 0.5,
+        "divided by the sum of the absolute values": x.abs().sum(-1, keepdim=True),
+        "divided by the largest absolute value": x.abs().amax(-1, keepdim=True),
+        "divided by the length over the heads": x.norm(dim=0, keepdim=True),
+        "divided by the length of all heads together": x.norm(),
+    }
+
+
 def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Tensor]:
     """Results of other functions of y, or of the right one applied twice, with words."""
     made = {name: getattr(F, name)(y) for name in _FUNCTIONS if name != right}
@@ -284,3 +307,23 @@ def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Ten
     of, own = f"{right}{where}", getattr(F, right)
     others = {f"{of} is left out": y, f"{of} is taken twice": own(own(y))}
     return others | {f"{name} is taken for {of}": other for name, other in made.items()}
+
+
+def under_bound(
+    row: dict[str, torch.Tensor], raw: torch.Tensor, A: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Wrong logarithms of a decay with a lower bound, with words."""
+    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
+    x = raw + bias
+    others = instead("sigmoid", A * x, " under the lower bound")
+    return {words: bound * other for words, other in others.items()} | {
+        "softplus is taken, without the lower bound": -A * F.softplus(x),
+        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
+        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
+        "A divides the sigmoid's input": bound * sigmoid(x / A),
+        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
+        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
+        "the lower bound is left out": -sigmoid(A * x),
+        "the lower bound has the other sign": -bound * sigmoid(A * x),
+        "softplus is cut at the lower bound": (-A * F.softplus(x)).clamp(min=float(bound)),
+    }

@@ -202,6 +202,31 @@ def tapped(
     return "other-row", f"{'; '.join(words)} (0: the first row's)"
 
 
+def mapped(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence if channels of a convolution take the input, weight or bias of other
+    channels; known: as above."""
+    weight, bias = rows[0]["weight"], rows[0]["bias"]
+    windows = torch.stack([*known], -1).unfold(-1, weight.shape[-1], 1)  # [channels, rows, taps]
+    every = torch.einsum("crt,dt->cdr", windows, weight)
+    own, of = every.diagonal().T[:, None], bias[:, None]
+    limit = 4 * bound * max(1.0, float(seen.abs().max()))
+    for name, y in {
+        "weight": every + of[:, None],
+        "bias": own + of,
+        "weight and bias": every + of,
+        "input": every.transpose(0, 1) + of[:, None],
+    }.items():
+        fit = (F.silu(y) - seen.T[:, None]).abs().amax(2) <= limit
+        wrong = (~fit.diagonal()).nonzero().flatten().tolist()
+        if wrong and fit.any(1).all():
+            each = [f"{c} that of {int(fit[c].nonzero()[0])}" for c in wrong[:4]]
+            more = ", …" * (len(wrong) > 4)
+            return "head-mapping", f"the {name} is another channel's: {', '.join(each)}{more}"
+    return None
+
+
 def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
     """Cause and sentence of a window with these of n inputs, of which the first `accepted` were
     accepted and the last is zero."""

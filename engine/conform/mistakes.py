@@ -10,7 +10,7 @@ from itertools import accumulate, chain, product
 import torch
 from torch.nn.functional import silu, softplus
 
-from engine.conform.cases import Shape, instead
+from engine.conform.cases import Shape, instead, lengths, under_bound
 from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
@@ -22,6 +22,11 @@ _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C",
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections use of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
+# Of Mamba-2, what one input makes together, each with where it is wrong if that alone is right
+_PARTS = (
+    {"decay": "in what is written", "beta": "in the decay"},
+    {"value": "in D x", "skip": "in what is written"},
+)
 _OF_NORMS: tuple[tuple[str, ...], ...] = ("q",), ("k",), ("q", "k")
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
@@ -30,8 +35,8 @@ def in_parts(
     shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Wrong rows, and for those that change several parts of a delta rule also variants with only
-    the corrections, or only everything else, wrong; for Mamba-2 only the decay, or only the
-    write."""
+    the corrections, or only everything else, wrong; for Mamba-2 only one of what dt, or x, is
+    used for."""
     right = [terms(shape, row) for row in rows]
     for cause, words, others in ways:
         yield cause, words, others
@@ -39,10 +44,10 @@ def in_parts(
             continue
         pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
         if shape.recurrence == "mamba2":
-            dt = ("decay", "in what is written"), ("beta", "in the decay")
-            if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x, _ in dt):
-                for x, where in dt:
-                    yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
+            for each in _PARTS:
+                if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x in each):
+                    for x, where in each.items():
+                        yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
             continue
         changed = {
             x: of
@@ -97,8 +102,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
 
-    def decay(g: torch.Tensor) -> Row:
-        return right | {"decay": torch.exp(g).view(heads, -1, 1)}
+    def decay(x: torch.Tensor) -> Row:
+        return right | {"decay": x.view(heads, -1, 1)}
 
     bounded = "lower_bound" in row
     one = {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]}
@@ -116,10 +121,10 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made = [("gate-order", "gate last", right | {"last": g})]
-    made.append(("gate-order", "the decay is left out", decay(0 * g)))
+    made.append(("gate-order", "the decay is left out", decay(g**0)))
     made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
     without_exp = {"A_log is taken without exp": -(-rate).log() * softplus(raw + bias)}
-    logs = _bounded(row, raw, -rate) if bounded else without_exp
+    logs = under_bound(row, raw, -rate) if bounded else without_exp
     logs |= {
         "A has the other sign": -g,
         "A divides, as where A_log has the other sign": g / rate**2,
@@ -127,9 +132,13 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         "the decay's logarithm is taken as one to base 2": g / math.log(2),
         "the decay is applied twice": 2 * g,
     }
-    made += [("wrong-gate", words, decay(log)) for words, log in logs.items()]
-    left_out = right | {"decay": g.view(heads, -1, 1)}
-    made.append(("wrong-gate", "the decay's exp is left out", left_out))
+    wrong = {words: log.exp() for words, log in logs.items()} | {"the decay's exp is left out": g}
+    if raw.dim() > 1:
+        logs = {"mean logarithm": g.mean(1, keepdim=True), "of channel 0": g[:, :1]}
+        means = {"mean": g.exp().mean(1, keepdim=True)} | {w: log.exp() for w, log in logs.items()}
+        for words, one_ in means.items():
+            wrong[f"all channels of a head decay alike: {words}"] = one_.expand_as(g)
+    made += [("wrong-gate", words, decay(x)) for words, x in wrong.items()]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
@@ -156,37 +165,33 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["q, as it is scaled, is taken for k"] = {"key": read}
         inputs["k is taken for q"] = {"read": key * scale}
         inputs["k is scaled as q is"] = {"key": key * scale}
+        scales = {
+            "the scale is left out, or q divided by its root mean square": 1 / scale,
+            "the scale is applied twice": scale,
+            "q is divided by the root of d_v, not of d_k": (shape.d_k / shape.d_v) ** 0.5,
+        }
+        made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
+        made += _divided(shape, row)
     scalars = {what: beta, "the decay": right["decay"][..., 0]}
     names = {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba], "skip": "D x"}
     for (term, of), (factor, times) in product(names.items(), scalars.items()):
         if times.shape[1] in (1, right[term].shape[1]) and (mamba or term != "skip"):
             inputs[f"{of} is taken times {factor}"] = {term: right[term] * times}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
-    if not mamba:
-        per_group = heads // shape.n_groups
-        q, k = (row[n].repeat_interleave(per_group, 0) for n in "qk")
-        of_q, of_k = (x.norm(dim=-1, keepdim=True) for x in (q, k))
-        root = shape.d_k**0.5
-        both = {"key": key * root, "read": read * root}
-        norms = {
-            "k is not normalized": {"key": k},
-            "q is not normalized": {"read": q * scale},
-            "q and k are not normalized": {"key": k, "read": q * scale},
-            "k is divided by its squared length": {"key": key / of_k},
-            "q is divided by its squared length": {"read": read / of_q},
-            "k is divided by the length of q": {"key": k / of_q},
-            "q is divided by the length of k": {"read": q / of_k * scale},
-            "k is divided by its root mean square": {"key": key * root},
-            "q and k are divided by their root mean squares": both,
-        }
-        made += [("wrong-norm", words, right | other) for words, other in norms.items()]
-        scales = {
-            "the scale is left out, or q divided by its root mean square": root,
-            "the scale is applied twice": 1 / root,
-            "q is divided by the root of d_v, not of d_k": root / shape.d_v**0.5,
-        }
-        made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
     return made
+
+
+def _divided(shape: Shape, row: Row, number: float = 0.0) -> Iterator[tuple[str, str, Row]]:
+    """q, k or both divided by something else than their own length."""
+    each, of = {x: lengths(row, x, number) for x in "qk"}, {"q": "read", "k": "key"}
+    right = terms(shape, row)
+    for names, words in product(("q", "k", "qk"), each["q"]):
+        made = {x: row[x] / each[x][words] for x in names}
+        made |= {"q": made["q"] * shape.d_k**-0.5} if "q" in made else {}
+        per_group = shape.n_heads // shape.n_groups
+        units = {of[x]: unit.repeat_interleave(per_group, 0) for x, unit in made.items()}
+        are = "is" if len(names) == 1 else "are"
+        yield "wrong-norm", f"{' and '.join(names)} {are} {words}", right | units
 
 
 def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
@@ -225,17 +230,7 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
-    lengths: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        f"with an eps of {x:.4g}": lambda length: (length**2 + x).sqrt(),
-        f"by the length and {x:.4g}": lambda length: length + x,
-    }
-    per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
-    for names, (words, length) in product(() if mamba else ("q", "k", "qk"), lengths.items()):
-        units = {n: row[n] / length(row[n].norm(dim=-1, keepdim=True)) for n in names}
-        each = {of[n]: unit.repeat_interleave(per_group, 0) for n, unit in units.items()}
-        if "read" in each:
-            each["read"] *= shape.d_k**-0.5
-        made.append(("wrong-norm", f"{' and '.join(names)} divided {words}", right | each))
+    made += [] if mamba else _divided(shape, row, x)
     return made
 
 
@@ -256,24 +251,6 @@ def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
     return {words: {"gate": other} for words, other in gates.items()} | {
         "D x is added after z": {"skip": 0 * skip, "late": skip},
         "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
-    }
-
-
-def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Wrong logarithms of a decay with a lower bound, with words."""
-    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
-    x = raw + bias
-    others = instead("sigmoid", A * x, " under the lower bound")
-    return {words: bound * other for words, other in others.items()} | {
-        "softplus is taken, without the lower bound": -A * softplus(x),
-        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
-        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
-        "A divides the sigmoid's input": bound * sigmoid(x / A),
-        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
-        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
-        "the lower bound is left out": -sigmoid(A * x),
-        "the lower bound has the other sign": -bound * sigmoid(A * x),
-        "softplus is cut at the lower bound": (-A * softplus(x)).clamp(min=float(bound)),
     }
 
 
@@ -347,6 +324,16 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
         whole = torch.cat([state, 0 * state.narrow(dim, 0, 1)], dim)
         for words, at in blocks_of(state.shape[dim]):
             yield "wrong-tile", f"{what} {words}, of the state", whole.index_select(dim, at)
+
+
+def turned(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows if an input or a weight with two dimensions is read transposed."""
+    for name, x in rows[0].items():
+        n, m = x.shape if x.dim() == 2 else (1, 1)
+        for at in (torch.arange(n * m).view(m, n).T, torch.arange(n * m).view(n, m).T):
+            if min(n, m) > 1:
+                others = [row | {name: row[name].flatten()[at.reshape(n, m)]} for row in rows]
+                yield "wrong-stride", f"{name} is read transposed", others
 
 
 def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:

@@ -68,6 +68,7 @@ _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 _LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
+_MOVED = "of the pass is that of row"  # an output in the place of another one
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 Step = tuple[bool, list[Fault]]  # whether they have causes, and the faults
 Steps = Iterator[Step]
@@ -257,6 +258,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
     by_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
     log = player.kernel.ring or player.kernel.log
+    moved = _MOVED in fault.detail
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes, too
@@ -264,7 +266,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     full: Changed = lambda p, _: p.full(t)  # noqa: E731
     conv = shape.recurrence == "conv"  # its channels have places instead of heads
     counted = vague or fault.cause in _COUNTED
-    of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
+    of_others = n > 1 and (counted or (fault.cause in _OF_OTHERS and not moved))
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
     apart = "no other sequence is in its passes", alone, shape
     at_begin = fault.check == "subsets" and (counted or fault.cause == "other-sequence")
@@ -291,6 +293,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
+    if NO_OUTPUT in fault.detail and n > 1:  # it may be at another place, of a later row
+        for found in _wrong(player, fault, lambda p, _: p.ascending(), shape, named=True):
+            if _MOVED in found.detail:
+                return replace(fault, cause=found.cause, detail=found.detail)
     for may_be, cause, words, changed, other in ways:
         few = changed is alone or shape.n_heads > other.n_heads
         may_be = may_be and (not player.sought or cause in player.sought)
