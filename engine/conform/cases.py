@@ -277,29 +277,6 @@ def normed(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     return x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
 
 
-def lengths(
-    row: dict[str, torch.Tensor], of: str, number: float = 0.0
-) -> dict[str, torch.Tensor | float]:
-    """What q or k [groups, d_k] may be divided by instead of its own length, with words, or what
-    it may with a number of its own."""
-    x, other = row[of], row["kq"["qk".index(of)]]
-    own, others = (t.norm(dim=-1, keepdim=True) for t in (x, other))
-    if number:
-        with_eps = f"divided with an eps of {number:.4g}", (own**2 + number).sqrt()
-        return dict([with_eps, (f"divided by the length and {number:.4g}", own + number)])
-    return {
-        "not normalized": 1.0,
-        "divided by the squared length": own**2,
-        "divided by the length of the other": others,
-        "divided by the length of q and k together": (own**2 + others**2).sqrt(),
-        "divided by the root mean square": own / x.shape[-1] ** 0.5,
-        "divided by the sum of the absolute values": x.abs().sum(-1, keepdim=True),
-        "divided by the largest absolute value": x.abs().amax(-1, keepdim=True),
-        "divided by the length over the heads": x.norm(dim=0, keepdim=True),
-        "divided by the length of all heads together": x.norm(),
-    }
-
-
 def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Tensor]:
     """Results of other functions of y, or of the right one applied twice, with words."""
     made = {name: getattr(F, name)(y) for name in _FUNCTIONS if name != right}
@@ -326,4 +303,20 @@ def under_bound(
         "the lower bound is left out": -sigmoid(A * x),
         "the lower bound has the other sign": -bound * sigmoid(A * x),
         "softplus is cut at the lower bound": (-A * F.softplus(x)).clamp(min=float(bound)),
+    }
+
+
+def of_z(z: torch.Tensor, right: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """What differs in a row's terms if its z is used wrongly, with words; right: its terms."""
+    gate, skip = right["gate"], right["skip"]
+    gates = instead("silu", z, " of z") | {
+        "z is left out": 1 + 0 * z,
+        "z is taken twice": gate * gate,
+        "z is taken without its sign": F.silu(z.abs()),
+        "z is divided by": 1 / gate,
+        "z has the other sign": F.silu(-z),
+    }
+    return {words: {"gate": other} for words, other in gates.items()} | {
+        "D x is added after z": {"skip": 0 * skip, "late": skip},
+        "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
     }

@@ -219,11 +219,11 @@ def mapped(
         "input": every.transpose(0, 1) + of[:, None],
     }.items():
         fit = (F.silu(y) - seen.T[:, None]).abs().amax(2) <= limit
-        wrong = (~fit.diagonal()).nonzero().flatten().tolist()
-        if wrong and fit.any(1).all():
-            each = [f"{c} that of {int(fit[c].nonzero()[0])}" for c in wrong[:4]]
-            more = ", …" * (len(wrong) > 4)
-            return "head-mapping", f"the {name} is another channel's: {', '.join(each)}{more}"
+        wrong = ~fit.diagonal()
+        if wrong.any() and fit.any(1).all():
+            channel, *_ = wrong.nonzero().flatten().tolist()
+            other = int(fit[channel].nonzero()[0])
+            return "head-mapping", f"channel {channel} takes the {name} of channel {other}"
     return None
 
 

@@ -8,9 +8,9 @@ from functools import partial
 from itertools import accumulate, chain, product
 
 import torch
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
-from engine.conform.cases import Shape, instead, lengths, under_bound
+from engine.conform.cases import Shape, instead, of_z, under_bound
 from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
@@ -27,7 +27,6 @@ _PARTS = (
     {"decay": "in what is written", "beta": "in the decay"},
     {"value": "in D x", "skip": "in what is written"},
 )
-_OF_NORMS: tuple[tuple[str, ...], ...] = ("q",), ("k",), ("q", "k")
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
 
@@ -157,7 +156,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
         inputs["D x is left out"] = {"skip": 0 * row["x"]}
-        inputs |= _of_z(row["z"], right) if "z" in row else {}
+        inputs |= of_z(row["z"], right) if "z" in row else {}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
@@ -182,14 +181,29 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
 
 
 def _divided(shape: Shape, row: Row, number: float = 0.0) -> Iterator[tuple[str, str, Row]]:
-    """q, k or both divided by something else than their own length."""
-    each, of = {x: lengths(row, x, number) for x in "qk"}, {"q": "read", "k": "key"}
-    right = terms(shape, row)
+    """q, k or both divided by something else than their own length, or with a number in it."""
+    each, right, per_group = dict[str, Row](), terms(shape, row), shape.n_heads // shape.n_groups
+    of, scale = {"q": "read", "k": "key"}, {"q": shape.d_k**-0.5, "k": 1.0}
+    lengths = {x: row[x].norm(dim=-1, keepdim=True) for x in of}
+    for x, other in ("qk", "kq"):
+        one, own, others = row[x], lengths[x], lengths[other]
+        each[x] = {
+            "not normalized": torch.ones_like(own),
+            "divided by the squared length": own**2,
+            "divided by the length of the other": others,
+            "divided by the length of q and k together": (own**2 + others**2).sqrt(),
+            "divided by the root mean square": own / shape.d_k**0.5,
+            "divided by the sum of the absolute values": one.abs().sum(-1, keepdim=True),
+            "divided by the largest absolute value": one.abs().amax(-1, keepdim=True),
+            "divided by the length over the heads": one.norm(dim=0, keepdim=True),
+            "divided by the length of all heads together": one.norm(),
+        }
+        if number:
+            with_eps = f"divided with an eps of {number:.4g}", (own**2 + number).sqrt()
+            each[x] = dict([with_eps, (f"divided by the length and {number:.4g}", own + number)])
     for names, words in product(("q", "k", "qk"), each["q"]):
-        made = {x: row[x] / each[x][words] for x in names}
-        made |= {"q": made["q"] * shape.d_k**-0.5} if "q" in made else {}
-        per_group = shape.n_heads // shape.n_groups
-        units = {of[x]: unit.repeat_interleave(per_group, 0) for x, unit in made.items()}
+        made = {of[x]: row[x] / each[x][words] * scale[x] for x in names}
+        units = {x: t.repeat_interleave(per_group, 0) for x, t in made.items()}
         are = "is" if len(names) == 1 else "are"
         yield "wrong-norm", f"{' and '.join(names)} {are} {words}", right | units
 
@@ -237,21 +251,6 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
 def _anew(shape: Shape, row: Row, other: Row) -> Row:
     """A row with other inputs, its terms computed again."""
     return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
-
-
-def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
-    gate, skip = right["gate"], right["skip"]
-    gates = instead("silu", z, " of z") | {
-        "z is left out": 1 + 0 * z,
-        "z is taken twice": gate * gate,
-        "z is taken without its sign": silu(z.abs()),
-        "z is divided by": 1 / gate,
-        "z has the other sign": silu(-z),
-    }
-    return {words: {"gate": other} for words, other in gates.items()} | {
-        "D x is added after z": {"skip": 0 * skip, "late": skip},
-        "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
-    }
 
 
 def strides(
@@ -310,14 +309,11 @@ def strides(
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
     """A state with another head's in its place, its transpose, or a block of channels at another's
     place."""
-    if shape.recurrence == "conv":
-        channels, held = state.shape
-        yield "wrong-stride", "the transposed window", state.T.reshape(channels, held)
-        yield "wrong-stride", "the transposed window", state.reshape(held, channels).T
+    conv = shape.recurrence == "conv"
+    for made in _transposed(state):
+        yield "wrong-stride", f"the transposed {'window' if conv else 'state'}", made
+    if conv:
         return
-    n, k, v = state.shape
-    yield "wrong-stride", "the transposed state", state.transpose(1, 2).reshape(n, k, v)
-    yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
     for words, at in heads_of(shape):
         yield "head-mapping", f"the state of {words}", state[at]
     for what, dim in (("key channels", 1), ("columns", 2)):
@@ -326,14 +322,17 @@ def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
             yield "wrong-tile", f"{what} {words}, of the state", whole.index_select(dim, at)
 
 
+def _transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is read of x if its last two dimensions are exchanged in memory, or in the reading."""
+    return x.mT.reshape(x.shape), x.reshape(x.mT.shape).mT
+
+
 def turned(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
-    """Cause, sentence and rows if an input or a weight with two dimensions is read transposed."""
-    for name, x in rows[0].items():
-        n, m = x.shape if x.dim() == 2 else (1, 1)
-        for at in (torch.arange(n * m).view(m, n).T, torch.arange(n * m).view(n, m).T):
-            if min(n, m) > 1:
-                others = [row | {name: row[name].flatten()[at.reshape(n, m)]} for row in rows]
-                yield "wrong-stride", f"{name} is read transposed", others
+    """Cause, sentence and rows if an input or a weight of two dimensions is read transposed."""
+    names = [x for x, t in rows[0].items() if t.dim() == 2 and min(t.shape) > 1]
+    for name, i in product(names, (0, 1)):
+        others = [row | {name: _transposed(row[name])[i]} for row in rows]
+        yield "wrong-stride", f"{name} is read transposed", others
 
 
 def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:
@@ -406,10 +405,13 @@ def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, 
     """Cause, sentence and rows if a block of channels takes one part of a row from another block,
     or has none of it; q and k also before they are normalized."""
     made, kind = [terms(shape, row) for row in rows], shape.recurrence == "mamba2"
-    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
-    of_row |= {"decay": "the decay"} if shape.recurrence == "kda" else {}
-    parts = [(of, f"{' and '.join(of)}, of the norm too", rows) for of in _OF_NORMS if not kind]
-    parts += [((name,), what, made) for name, what in of_row.items()]
+    of_row = {("key",): "kB"[kind], ("read",): "qC"[kind], ("value",): "vx"[kind]}
+    of_row |= {("decay",): "the decay"} if shape.recurrence == "kda" else {}
+    normed = ("q", "k", "qk") if not kind else ()
+    parts: list[tuple[Sequence[str], str, Sequence[Row]]] = [
+        *((of, f"{' and '.join(of)}, of the norm too", rows) for of in normed),
+        *((of, what, made) for of, what in of_row.items()),
+    ]
     for names, what, each in parts if shape.recurrence != "conv" else ():
         none = torch.full_like(each[0][names[0]][:, :1], float(names == ("decay",)))
         for words, at in blocks_of(each[0][names[0]].shape[1], 32):
