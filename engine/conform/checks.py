@@ -183,8 +183,7 @@ class Player:
         faults: list[Fault] = []
         situations = {}
         parts = dict(zip(one.sequences, rows.slices(), strict=False))
-        numbers = (*one.sequences, *(-1 - i for i in range(len(one.padding))))
-        places = {s: part.start for s, part in zip(numbers, rows.slices(), strict=True)}
+        places = {s: part.start for s, part in zip(ids, rows.slices(), strict=True)}
         of_rows: dict[str, torch.Tensor] = {}
         for i, (sequence, part) in enumerate(parts.items()):
             tree = one.parents[i] if one.parents else ()

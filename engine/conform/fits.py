@@ -208,15 +208,18 @@ def mapped(
     """Cause and sentence if channels of a convolution take the input, weight or bias of other
     channels; known: as above."""
     weight, bias = rows[0]["weight"], rows[0]["bias"]
-    windows = torch.stack([*known], -1).unfold(-1, weight.shape[-1], 1)  # [channels, rows, taps]
-    every = torch.einsum("crt,dt->cdr", windows, weight)
-    own, of = every.diagonal().T[:, None], bias[:, None]
+    taps, inputs = weight.shape[-1], torch.stack([*known], -1)
+    before = inputs * (torch.arange(len(known)) < taps - 1)  # of the window alone
+    every, old = (  # the sum of each channel's inputs, in each row, with every channel's weight
+        torch.einsum("crt,dt->cdr", x.unfold(-1, taps, 1), weight) for x in (inputs, before)
+    )
+    own, kept, of = every.diagonal().T[:, None], old.diagonal().T[:, None], bias[:, None]
     limit = 4 * bound * max(1.0, float(seen.abs().max()))
     for name, y in {
         "weight": every + of[:, None],
         "bias": own + of,
         "weight and bias": every + of,
-        "input": every.transpose(0, 1) + of[:, None],
+        "input": (every - old).transpose(0, 1) + kept + of[:, None],
     }.items():
         fit = (F.silu(y) - seen.T[:, None]).abs().amax(2) <= limit
         wrong = ~fit.diagonal()

@@ -101,9 +101,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
 
-    def decay(x: torch.Tensor) -> Row:
-        return right | {"decay": x.view(heads, -1, 1)}
-
     bounded = "lower_bound" in row
     one = {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]}
     others = {
@@ -120,7 +117,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made = [("gate-order", "gate last", right | {"last": g})]
-    made.append(("gate-order", "the decay is left out", decay(g**0)))
+    made.append(("gate-order", "the decay is left out", right | {"decay": right["decay"] ** 0}))
     made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
     without_exp = {"A_log is taken without exp": -(-rate).log() * softplus(raw + bias)}
     logs = under_bound(row, raw, -rate) if bounded else without_exp
@@ -137,7 +134,8 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         means = {"mean": g.exp().mean(1, keepdim=True)} | {w: log.exp() for w, log in logs.items()}
         for words, one_ in means.items():
             wrong[f"all channels of a head decay alike: {words}"] = one_.expand_as(g)
-    made += [("wrong-gate", words, decay(x)) for words, x in wrong.items()]
+    decays = ((words, {"decay": x.reshape(heads, -1, 1)}) for words, x in wrong.items())
+    made += [("wrong-gate", words, right | other) for words, other in decays]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
@@ -170,7 +168,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
             "q is divided by the root of d_v, not of d_k": (shape.d_k / shape.d_v) ** 0.5,
         }
         made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
-        made += _divided(shape, row)
+        made += _unlike_units(shape, row)
     scalars = {what: beta, "the decay": right["decay"][..., 0]}
     names = {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba], "skip": "D x"}
     for (term, of), (factor, times) in product(names.items(), scalars.items()):
@@ -180,29 +178,34 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     return made
 
 
-def _divided(shape: Shape, row: Row, number: float = 0.0) -> Iterator[tuple[str, str, Row]]:
-    """q, k or both divided by something else than their own length, or with a number in it."""
+def _unlike_units(shape: Shape, row: Row, number: float = 0.0) -> Iterator[tuple[str, str, Row]]:
+    """q, k or both normalized otherwise than by their own length, or with a number in it."""
     each, right, per_group = dict[str, Row](), terms(shape, row), shape.n_heads // shape.n_groups
     of, scale = {"q": "read", "k": "key"}, {"q": shape.d_k**-0.5, "k": 1.0}
     lengths = {x: row[x].norm(dim=-1, keepdim=True) for x in of}
     for x, other in ("qk", "kq"):
         one, own, others = row[x], lengths[x], lengths[other]
-        each[x] = {
-            "not normalized": torch.ones_like(own),
-            "divided by the squared length": own**2,
-            "divided by the length of the other": others,
-            "divided by the length of q and k together": (own**2 + others**2).sqrt(),
-            "divided by the root mean square": own / shape.d_k**0.5,
-            "divided by the sum of the absolute values": one.abs().sum(-1, keepdim=True),
-            "divided by the largest absolute value": one.abs().amax(-1, keepdim=True),
-            "divided by the length over the heads": one.norm(dim=0, keepdim=True),
-            "divided by the length of all heads together": one.norm(),
-        }
         if number:
-            with_eps = f"divided with an eps of {number:.4g}", (own**2 + number).sqrt()
-            each[x] = dict([with_eps, (f"divided by the length and {number:.4g}", own + number)])
+            with_eps = f"divided with an eps of {number:.4g}", one / (own**2 + number).sqrt()
+            more = f"divided by the length and {number:.4g}", one / (own + number)
+            each[x] = dict([with_eps, more])
+            continue
+        centred = one - one.mean(-1, keepdim=True)
+        each[x] = {
+            "not normalized": one,
+            "normalized without the mean": centred / centred.norm(dim=-1, keepdim=True),
+            "taken through softmax": torch.softmax(one, -1),
+            "divided by the squared length": one / own**2,
+            "divided by the length of the other": one / others,
+            "divided by the length of q and k together": one / (own**2 + others**2).sqrt(),
+            "divided by the root mean square": one / own * shape.d_k**0.5,
+            "divided by the sum of the absolute values": one / one.abs().sum(-1, keepdim=True),
+            "divided by the largest absolute value": one / one.abs().amax(-1, keepdim=True),
+            "divided by the length over the heads": one / one.norm(dim=0, keepdim=True),
+            "divided by the length of all heads together": one / one.norm(),
+        }
     for names, words in product(("q", "k", "qk"), each["q"]):
-        made = {of[x]: row[x] / each[x][words] * scale[x] for x in names}
+        made = {of[x]: each[x][words] * scale[x] for x in names}
         units = {x: t.repeat_interleave(per_group, 0) for x, t in made.items()}
         are = "is" if len(names) == 1 else "are"
         yield "wrong-norm", f"{' and '.join(names)} {are} {words}", right | units
@@ -244,7 +247,7 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
-    made += [] if mamba else _divided(shape, row, x)
+    made += [] if mamba else _unlike_units(shape, row, x)
     return made
 
 

@@ -258,7 +258,6 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     stale = fault.cause in ("stale-column", "window-not-rolled-back", "state-not-committed")
     by_length, unwritten = (*_WRITTEN, "other-sequence"), ("other-sequence", "wrong-stride")
     log = player.kernel.ring or player.kernel.log
-    moved = _MOVED in fault.detail
     some_heads = "heads " in fault.detail and fault.cause != "head-mapping"
     whole = {k: 2 ** (getattr(shape, k) - 1).bit_length() for k in ("d_k", "d_v")}
     may_be_long = not c and _LEFT not in fault.detail  # else a count is wrong in long passes, too
@@ -266,7 +265,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     full: Changed = lambda p, _: p.full(t)  # noqa: E731
     conv = shape.recurrence == "conv"  # its channels have places instead of heads
     counted = vague or fault.cause in _COUNTED
-    of_others = n > 1 and (counted or (fault.cause in _OF_OTHERS and not moved))
+    of_others = n > 1 and (counted or (fault.cause in _OF_OTHERS and _MOVED not in fault.detail))
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
     apart = "no other sequence is in its passes", alone, shape
     at_begin = fault.check == "subsets" and (counted or fault.cause == "other-sequence")

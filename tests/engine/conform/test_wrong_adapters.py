@@ -24,6 +24,7 @@ def kernel_of(adapter, recurrence, name=""):
     [
         (wrong.NormOverHeads, "gdn", "depths", "wrong-norm", "k is divided by the length over the"),
         (wrong.JointNorm, "gdn", "depths", "wrong-norm", "by the length of q and k together"),
+        (wrong.CentredKeys, "gdn", "depths", "wrong-norm", "k is normalized without the mean"),
         (wrong.StartDelta, "gdn", "depths", "wrong-term", "see nothing of what earlier rows wrote"),
         (wrong.LateCounts, "gdn", "depths", "stale-column", "state after 1 of 3 rows, 3 accepted"),
         (wrong.SortedOffsets, "gdn", "lengths", "other-sequence", "all inputs of the row after in"),
@@ -44,6 +45,7 @@ def kernel_of(adapter, recurrence, name=""):
         (wrong.LateBias, "mamba2", "depths", "wrong-gate", "added after softplus, in the decay"),
         (wrong.ShortWindow, "conv", "depths", "window-not-rolled-back", "holds inputs nothing, -1"),
         (wrong.ShiftedWeights, "conv", "depths", "head-mapping", "takes the weight of channel 2"),
+        (wrong.TurnedInputs, "conv", "depths", "head-mapping", "takes the input of channel 5"),
     ],
 )
 @pytest.mark.thinned(4)

@@ -81,6 +81,13 @@ class JointNorm(Delta):
         return normalize(torch.cat([p.q, p.k], -1), dim=-1).chunk(2, -1)
 
 
+class CentredKeys(Delta):
+    """Keys are normalized without their mean."""
+
+    def units(self, p):
+        return p.q_normed, normalize(p.k - p.k.mean(-1, keepdim=True), dim=-1)
+
+
 class StartDelta(Delta):
     """Corrections see of the state what was there before the pass, and nothing that it wrote."""
 
@@ -339,3 +346,11 @@ class ShiftedWeights(Window):
 
     def weights(self, p):
         return p.weight.roll(-2, 0)
+
+
+class TurnedInputs(Window):
+    """The channels of new inputs are in reverse order."""
+
+    def parts(self, rows):
+        rows.tensors["x"] = rows.x.flip(1)
+        return super().parts(rows)
