@@ -284,3 +284,39 @@ def instead(right: str, y: torch.Tensor, where: str = "") -> dict[str, torch.Ten
     of, own = f"{right}{where}", getattr(F, right)
     others = {f"{of} is left out": y, f"{of} is taken twice": own(own(y))}
     return others | {f"{name} is taken for {of}": other for name, other in made.items()}
+
+
+def under_bound(
+    row: dict[str, torch.Tensor], raw: torch.Tensor, A: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Wrong logarithms of a decay with a lower bound, with words."""
+    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
+    x = raw + bias
+    others = instead("sigmoid", A * x, " under the lower bound")
+    return {words: bound * other for words, other in others.items()} | {
+        "softplus is taken, without the lower bound": -A * F.softplus(x),
+        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
+        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
+        "A divides the sigmoid's input": bound * sigmoid(x / A),
+        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
+        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
+        "the lower bound is left out": -sigmoid(A * x),
+        "the lower bound has the other sign": -bound * sigmoid(A * x),
+        "softplus is cut at the lower bound": (-A * F.softplus(x)).clamp(min=float(bound)),
+    }
+
+
+def of_z(z: torch.Tensor, right: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """What differs in a row's terms if its z is used wrongly, with words; right: its terms."""
+    gate, skip = right["gate"], right["skip"]
+    gates = instead("silu", z, " of z") | {
+        "z is left out": 1 + 0 * z,
+        "z is taken twice": gate * gate,
+        "z is taken without its sign": F.silu(z.abs()),
+        "z is divided by": 1 / gate,
+        "z has the other sign": F.silu(-z),
+    }
+    return {words: {"gate": other} for words, other in gates.items()} | {
+        "D x is added after z": {"skip": 0 * skip, "late": skip},
+        "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
+    }

@@ -193,10 +193,11 @@ class Situation:
         ways = mistakes.other_rows(first, n)
         for s, begin in self.places.items() if self.begin == first else ():
             if s != self.sequence:
-                ways.append((f"the rows of sequence {s}", list(range(begin, begin + n))))
+                of = f"sequence {s}" if s >= 0 else "padding"
+                ways.append((f"the rows of {of}", list(range(begin, begin + n))))
         for words, at in ways:
             # of the sequence before, of the first, or of one that is named
-            others = at[0] < first or "sequence" in words
+            others = at[0] < first or "the rows of" in words
             rows = [self.batch[min(max(i, 0), len(self.batch) - 1)] for i in at]
             yield "other-sequence" if others else own, words, rows
         old = self.reference.rows[self.sequence][-2:-1] if not self.kernel.chunk else []
@@ -207,7 +208,7 @@ class Situation:
     def inputs(self, tokens: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
         """Wrong mappings of the rows: cause, sentence, rows."""
         named = formulas, mistakes.of_other_heads, mistakes.of_other_channels
-        each = (of(self.shape, tokens) for of in named)
+        each = (*(of(self.shape, tokens) for of in named), mistakes.turned(tokens))
         yield from in_parts(self.shape, tokens, chain(self._of_rows(tokens), *each))
         yield from strides(self.shape, self.batch, self.first, tokens)
 
@@ -344,7 +345,7 @@ class Situation:
             return found
         if self.shape.recurrence == "conv" and not self.parents:
             known = [*self.start.unbind(-1), *(row["x"] for row in self.tokens)]
-            for solved in (fits.tapped, fits.summed, fits.activated):
+            for solved in (fits.tapped, fits.mapped, fits.summed, fits.activated):
                 if found := solved(known, self.tokens, seen, bound):
                     return found
         if seen.dim() > 2:

@@ -172,7 +172,7 @@ class Player:
         others = [s for s in range(self.shape.n_sequences) if s not in one.sequences]
         still = {s: copied(subject.state(s)) for s in others}
         wanted = reference.verify(rows)  # before a call that may overwrite its inputs
-        batch = [token(rows, i) for i in range(sum(one.lengths))]
+        batch = [token(rows, i) for i in range(sum(rows.lengths))]
         outputs = self.outputs(one, rows, subject)
         if one.padding and isinstance(outputs, torch.Tensor):
             outputs = outputs[: len(wanted)]  # padding may be left out
@@ -183,7 +183,7 @@ class Player:
         faults: list[Fault] = []
         situations = {}
         parts = dict(zip(one.sequences, rows.slices(), strict=False))
-        places = {s: part.start for s, part in parts.items()}
+        places = {s: part.start for s, part in zip(ids, rows.slices(), strict=True)}
         of_rows: dict[str, torch.Tensor] = {}
         for i, (sequence, part) in enumerate(parts.items()):
             tree = one.parents[i] if one.parents else ()

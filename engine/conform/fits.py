@@ -202,6 +202,34 @@ def tapped(
     return "other-row", f"{'; '.join(words)} (0: the first row's)"
 
 
+def mapped(
+    known: Sequence[torch.Tensor], rows: Sequence[Row], seen: torch.Tensor, bound: float
+) -> tuple[str, str] | None:
+    """Cause and sentence if channels of a convolution take the input, weight or bias of other
+    channels; known: as above."""
+    weight, bias = rows[0]["weight"], rows[0]["bias"]
+    taps, inputs = weight.shape[-1], torch.stack([*known], -1)
+    before = inputs * (torch.arange(len(known)) < taps - 1)  # of the window alone
+    every, old = (  # the sum of each channel's inputs, in each row, with every channel's weight
+        torch.einsum("crt,dt->cdr", x.unfold(-1, taps, 1), weight) for x in (inputs, before)
+    )
+    own, kept, of = every.diagonal().T[:, None], old.diagonal().T[:, None], bias[:, None]
+    limit = 4 * bound * max(1.0, float(seen.abs().max()))
+    for name, y in {
+        "weight": every + of[:, None],
+        "bias": own + of,
+        "weight and bias": every + of,
+        "input": (every - old).transpose(0, 1) + kept + of[:, None],
+    }.items():
+        fit = (F.silu(y) - seen.T[:, None]).abs().amax(2) <= limit
+        wrong = ~fit.diagonal()
+        if wrong.any() and fit.any(1).all():
+            channel, *_ = wrong.nonzero().flatten().tolist()
+            other = int(fit[channel].nonzero()[0])
+            return "head-mapping", f"channel {channel} takes the {name} of channel {other}"
+    return None
+
+
 def window(at: Sequence[int], n: int, accepted: int) -> tuple[str, str]:
     """Cause and sentence of a window with these of n inputs, of which the first `accepted` were
     accepted and the last is zero."""

@@ -8,9 +8,9 @@ from functools import partial
 from itertools import accumulate, chain, product
 
 import torch
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import softplus
 
-from engine.conform.cases import Shape, instead
+from engine.conform.cases import Shape, instead, of_z, under_bound
 from engine.conform.fits import blocks_of, fewest
 from engine.conform.reference import HEAD_WEIGHTS, ROW_INPUTS, Row, Way, play, step, terms
 
@@ -22,7 +22,11 @@ _ADVANCED = tuple((x, x) for x in ("a", "dt", "b", "q", "k", "v", "x", "B", "C",
 _ADVANCED += (("a", "decay"), ("b", "beta"), ("q", "read"), ("k", "key"))
 # What corrections use of a row, apart from what is kept and written
 _VIEWS = {"look": "key", "off": "beta", "fade": "decay"}
-_OF_NORMS: tuple[tuple[str, ...], ...] = ("q",), ("k",), ("q", "k")
+# Of Mamba-2, what one input makes together, each with where it is wrong if that alone is right
+_PARTS = (
+    {"decay": "in what is written", "beta": "in the decay"},
+    {"value": "in D x", "skip": "in what is written"},
+)
 _OWN_DECAY = ("the decay is applied twice", "k is taken times the decay")
 
 
@@ -30,8 +34,8 @@ def in_parts(
     shape: Shape, rows: Sequence[Row], ways: Iterable[tuple[str, str, list[Row]]]
 ) -> Iterator[tuple[str, str, list[Row]]]:
     """Wrong rows, and for those that change several parts of a delta rule also variants with only
-    the corrections, or only everything else, wrong; for Mamba-2 only the decay, or only the
-    write."""
+    the corrections, or only everything else, wrong; for Mamba-2 only one of what dt, or x, is
+    used for."""
     right = [terms(shape, row) for row in rows]
     for cause, words, others in ways:
         yield cause, words, others
@@ -39,10 +43,10 @@ def in_parts(
             continue
         pairs = list(zip(right, (terms(shape, row) for row in others), strict=True))
         if shape.recurrence == "mamba2":
-            dt = ("decay", "in what is written"), ("beta", "in the decay")
-            if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x, _ in dt):
-                for x, where in dt:
-                    yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
+            for each in _PARTS:
+                if all(any(not torch.equal(a[x], b[x]) for a, b in pairs) for x in each):
+                    for x, where in each.items():
+                        yield cause, f"{words}, {where}", [b | {x: a[x]} for a, b in pairs]
             continue
         changed = {
             x: of
@@ -97,9 +101,6 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     raw, bias, heads = row[name], row["dt_bias"], shape.n_heads
     rate = row["A"] if mamba else -torch.exp(row["A_log"]).view(-1, *[1] * (raw.dim() - 1))
 
-    def decay(g: torch.Tensor) -> Row:
-        return right | {"decay": torch.exp(g).view(heads, -1, 1)}
-
     bounded = "lower_bound" in row
     one = {"A": -1 + 0 * rate} if mamba else {"A_log": 0 * row["A_log"]}
     others = {
@@ -116,10 +117,10 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
     others |= {} if bounded else {words: {"step": dt} for words, dt in steps.items()}
     g = right["decay"].log().view((heads, -1) if raw.dim() > 1 else (heads,))
     made = [("gate-order", "gate last", right | {"last": g})]
-    made.append(("gate-order", "the decay is left out", decay(0 * g)))
+    made.append(("gate-order", "the decay is left out", right | {"decay": right["decay"] ** 0}))
     made += [("wrong-gate", words, _anew(shape, row, other)) for words, other in others.items()]
     without_exp = {"A_log is taken without exp": -(-rate).log() * softplus(raw + bias)}
-    logs = _bounded(row, raw, -rate) if bounded else without_exp
+    logs = under_bound(row, raw, -rate) if bounded else without_exp
     logs |= {
         "A has the other sign": -g,
         "A divides, as where A_log has the other sign": g / rate**2,
@@ -127,9 +128,14 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         "the decay's logarithm is taken as one to base 2": g / math.log(2),
         "the decay is applied twice": 2 * g,
     }
-    made += [("wrong-gate", words, decay(log)) for words, log in logs.items()]
-    left_out = right | {"decay": g.view(heads, -1, 1)}
-    made.append(("wrong-gate", "the decay's exp is left out", left_out))
+    wrong = {words: log.exp() for words, log in logs.items()} | {"the decay's exp is left out": g}
+    if raw.dim() > 1:
+        logs = {"mean logarithm": g.mean(1, keepdim=True), "of channel 0": g[:, :1]}
+        means = {"mean": g.exp().mean(1, keepdim=True)} | {w: log.exp() for w, log in logs.items()}
+        for words, one_ in means.items():
+            wrong[f"all channels of a head decay alike: {words}"] = one_.expand_as(g)
+    decays = ((words, {"decay": x.reshape(heads, -1, 1)}) for words, x in wrong.items())
+    made += [("wrong-gate", words, right | other) for words, other in decays]
     if shape.recurrence == "kda" and shape.d_k == shape.d_v:
         along = right | {"decay": right["decay"].transpose(1, 2)}
         made.append(("wrong-gate", "the decay of a channel is applied along v", along))
@@ -148,7 +154,7 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["B and C are exchanged"] = {"key": read, "read": key}
         inputs["D is added without x"] = {"skip": row["D"][:, None].expand_as(row["x"])}
         inputs["D x is left out"] = {"skip": 0 * row["x"]}
-        inputs |= _of_z(row["z"], right) if "z" in row else {}
+        inputs |= of_z(row["z"], right) if "z" in row else {}
     else:
         scale = shape.d_k**-0.5
         inputs["q and k are exchanged"] = {"key": read / scale, "read": key * scale}
@@ -156,37 +162,53 @@ def _formulas(shape: Shape, row: Row) -> list[tuple[str, str, Row]]:
         inputs["q, as it is scaled, is taken for k"] = {"key": read}
         inputs["k is taken for q"] = {"read": key * scale}
         inputs["k is scaled as q is"] = {"key": key * scale}
+        scales = {
+            "the scale is left out, or q divided by its root mean square": 1 / scale,
+            "the scale is applied twice": scale,
+            "q is divided by the root of d_v, not of d_k": (shape.d_k / shape.d_v) ** 0.5,
+        }
+        made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
+        made += _unlike_units(shape, row)
     scalars = {what: beta, "the decay": right["decay"][..., 0]}
     names = {"value": "vx"[mamba], "key": "kB"[mamba], "read": "qC"[mamba], "skip": "D x"}
     for (term, of), (factor, times) in product(names.items(), scalars.items()):
         if times.shape[1] in (1, right[term].shape[1]) and (mamba or term != "skip"):
             inputs[f"{of} is taken times {factor}"] = {term: right[term] * times}
     made += [("wrong-term", words, right | other) for words, other in inputs.items()]
-    if not mamba:
-        per_group = heads // shape.n_groups
-        q, k = (row[n].repeat_interleave(per_group, 0) for n in "qk")
-        of_q, of_k = (x.norm(dim=-1, keepdim=True) for x in (q, k))
-        root = shape.d_k**0.5
-        both = {"key": key * root, "read": read * root}
-        norms = {
-            "k is not normalized": {"key": k},
-            "q is not normalized": {"read": q * scale},
-            "q and k are not normalized": {"key": k, "read": q * scale},
-            "k is divided by its squared length": {"key": key / of_k},
-            "q is divided by its squared length": {"read": read / of_q},
-            "k is divided by the length of q": {"key": k / of_q},
-            "q is divided by the length of k": {"read": q / of_k * scale},
-            "k is divided by its root mean square": {"key": key * root},
-            "q and k are divided by their root mean squares": both,
-        }
-        made += [("wrong-norm", words, right | other) for words, other in norms.items()]
-        scales = {
-            "the scale is left out, or q divided by its root mean square": root,
-            "the scale is applied twice": 1 / root,
-            "q is divided by the root of d_v, not of d_k": root / shape.d_v**0.5,
-        }
-        made += [("wrong-scale", w, right | {"read": read * x}) for w, x in scales.items()]
     return made
+
+
+def _unlike_units(shape: Shape, row: Row, number: float = 0.0) -> Iterator[tuple[str, str, Row]]:
+    """q, k or both normalized otherwise than by their own length, or with a number in it."""
+    each, right, per_group = dict[str, Row](), terms(shape, row), shape.n_heads // shape.n_groups
+    of, scale = {"q": "read", "k": "key"}, {"q": shape.d_k**-0.5, "k": 1.0}
+    lengths = {x: row[x].norm(dim=-1, keepdim=True) for x in of}
+    for x, other in ("qk", "kq"):
+        one, own, others = row[x], lengths[x], lengths[other]
+        if number:
+            with_eps = f"divided with an eps of {number:.4g}", one / (own**2 + number).sqrt()
+            more = f"divided by the length and {number:.4g}", one / (own + number)
+            each[x] = dict([with_eps, more])
+            continue
+        centred = one - one.mean(-1, keepdim=True)
+        each[x] = {
+            "not normalized": one,
+            "normalized without the mean": centred / centred.norm(dim=-1, keepdim=True),
+            "taken through softmax": torch.softmax(one, -1),
+            "divided by the squared length": one / own**2,
+            "divided by the length of the other": one / others,
+            "divided by the length of q and k together": one / (own**2 + others**2).sqrt(),
+            "divided by the root mean square": one / own * shape.d_k**0.5,
+            "divided by the sum of the absolute values": one / one.abs().sum(-1, keepdim=True),
+            "divided by the largest absolute value": one / one.abs().amax(-1, keepdim=True),
+            "divided by the length over the heads": one / one.norm(dim=0, keepdim=True),
+            "divided by the length of all heads together": one / one.norm(),
+        }
+    for names, words in product(("q", "k", "qk"), each["q"]):
+        made = {of[x]: each[x][words] * scale[x] for x in names}
+        units = {x: t.repeat_interleave(per_group, 0) for x, t in made.items()}
+        are = "is" if len(names) == 1 else "are"
+        yield "wrong-norm", f"{' and '.join(names)} {are} {words}", right | units
 
 
 def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
@@ -225,56 +247,13 @@ def _numbered(shape: Shape, row: Row, x: float) -> list[tuple[str, str, Row]]:
     if "z" in row:
         gate = {"gate": row["z"] * torch.sigmoid(x * row["z"])}
         made.append(("wrong-term", f"the sigmoid of {x:.4g} times z is taken", right | gate))
-    lengths: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        f"with an eps of {x:.4g}": lambda length: (length**2 + x).sqrt(),
-        f"by the length and {x:.4g}": lambda length: length + x,
-    }
-    per_group, of = shape.n_heads // shape.n_groups, {"q": "read", "k": "key"}
-    for names, (words, length) in product(() if mamba else ("q", "k", "qk"), lengths.items()):
-        units = {n: row[n] / length(row[n].norm(dim=-1, keepdim=True)) for n in names}
-        each = {of[n]: unit.repeat_interleave(per_group, 0) for n, unit in units.items()}
-        if "read" in each:
-            each["read"] *= shape.d_k**-0.5
-        made.append(("wrong-norm", f"{' and '.join(names)} divided {words}", right | each))
+    made += [] if mamba else _unlike_units(shape, row, x)
     return made
 
 
 def _anew(shape: Shape, row: Row, other: Row) -> Row:
     """A row with other inputs, its terms computed again."""
     return terms(shape, {x: t for x, t in row.items() if x != "decay"} | other)
-
-
-def _of_z(z: torch.Tensor, right: Row) -> dict[str, Row]:
-    gate, skip = right["gate"], right["skip"]
-    gates = instead("silu", z, " of z") | {
-        "z is left out": 1 + 0 * z,
-        "z is taken twice": gate * gate,
-        "z is taken without its sign": silu(z.abs()),
-        "z is divided by": 1 / gate,
-        "z has the other sign": silu(-z),
-    }
-    return {words: {"gate": other} for words, other in gates.items()} | {
-        "D x is added after z": {"skip": 0 * skip, "late": skip},
-        "z is taken for D x alone": {"skip": skip * gate, "gate": 1 + 0 * z},
-    }
-
-
-def _bounded(row: Row, raw: torch.Tensor, A: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Wrong logarithms of a decay with a lower bound, with words."""
-    bias, bound, sigmoid = row["dt_bias"], row["lower_bound"], torch.sigmoid
-    x = raw + bias
-    others = instead("sigmoid", A * x, " under the lower bound")
-    return {words: bound * other for words, other in others.items()} | {
-        "softplus is taken, without the lower bound": -A * softplus(x),
-        "A_log is taken without exp, under the lower bound": bound * sigmoid(A.log() * x),
-        "A multiplies the sigmoid, not its input": bound * A * sigmoid(x),
-        "A divides the sigmoid's input": bound * sigmoid(x / A),
-        "dt_bias is added after A": bound * sigmoid(A * raw + bias),
-        "the sigmoid's input has the other sign": bound * sigmoid(-A * x),
-        "the lower bound is left out": -sigmoid(A * x),
-        "the lower bound has the other sign": -bound * sigmoid(A * x),
-        "softplus is cut at the lower bound": (-A * softplus(x)).clamp(min=float(bound)),
-    }
 
 
 def strides(
@@ -333,20 +312,30 @@ def strides(
 def layouts(shape: Shape, state: torch.Tensor) -> Iterator[Way]:
     """A state with another head's in its place, its transpose, or a block of channels at another's
     place."""
-    if shape.recurrence == "conv":
-        channels, held = state.shape
-        yield "wrong-stride", "the transposed window", state.T.reshape(channels, held)
-        yield "wrong-stride", "the transposed window", state.reshape(held, channels).T
+    conv = shape.recurrence == "conv"
+    for made in _transposed(state):
+        yield "wrong-stride", f"the transposed {'window' if conv else 'state'}", made
+    if conv:
         return
-    n, k, v = state.shape
-    yield "wrong-stride", "the transposed state", state.transpose(1, 2).reshape(n, k, v)
-    yield "wrong-stride", "the transposed state", state.reshape(n, v, k).transpose(1, 2)
     for words, at in heads_of(shape):
         yield "head-mapping", f"the state of {words}", state[at]
     for what, dim in (("key channels", 1), ("columns", 2)):
         whole = torch.cat([state, 0 * state.narrow(dim, 0, 1)], dim)
         for words, at in blocks_of(state.shape[dim]):
             yield "wrong-tile", f"{what} {words}, of the state", whole.index_select(dim, at)
+
+
+def _transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is read of x if its last two dimensions are exchanged in memory, or in the reading."""
+    return x.mT.reshape(x.shape), x.reshape(x.mT.shape).mT
+
+
+def turned(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    """Cause, sentence and rows if an input or a weight of two dimensions is read transposed."""
+    names = [x for x, t in rows[0].items() if t.dim() == 2 and min(t.shape) > 1]
+    for name, i in product(names, (0, 1)):
+        others = [row | {name: _transposed(row[name])[i]} for row in rows]
+        yield "wrong-stride", f"{name} is read transposed", others
 
 
 def overwritten(shape: Shape, state: torch.Tensor, rows: Sequence[Row]) -> Iterator[Way]:
@@ -419,10 +408,13 @@ def of_other_channels(shape: Shape, rows: Sequence[Row]) -> Iterator[tuple[str, 
     """Cause, sentence and rows if a block of channels takes one part of a row from another block,
     or has none of it; q and k also before they are normalized."""
     made, kind = [terms(shape, row) for row in rows], shape.recurrence == "mamba2"
-    of_row = {"key": "kB"[kind], "read": "qC"[kind], "value": "vx"[kind]}
-    of_row |= {"decay": "the decay"} if shape.recurrence == "kda" else {}
-    parts = [(of, f"{' and '.join(of)}, of the norm too", rows) for of in _OF_NORMS if not kind]
-    parts += [((name,), what, made) for name, what in of_row.items()]
+    of_row = {("key",): "kB"[kind], ("read",): "qC"[kind], ("value",): "vx"[kind]}
+    of_row |= {("decay",): "the decay"} if shape.recurrence == "kda" else {}
+    normed = ("q", "k", "qk") if not kind else ()
+    parts: list[tuple[Sequence[str], str, Sequence[Row]]] = [
+        *((of, f"{' and '.join(of)}, of the norm too", rows) for of in normed),
+        *((of, what, made) for of, what in of_row.items()),
+    ]
     for names, what, each in parts if shape.recurrence != "conv" else ():
         none = torch.full_like(each[0][names[0]][:, :1], float(names == ("decay",)))
         for words, at in blocks_of(each[0][names[0]].shape[1], 32):

@@ -24,14 +24,22 @@ class Pass:
     reset: bool = False  # a step without drafts is also committed by a count, of one row
     anew: tuple[int, ...] = ()  # the sequences that start in another one's slot
 
+    def at(self, places: Sequence[int]) -> Pass:
+        """The pass of the sequences at these places alone, in their order."""
+        lists = self.sequences, self.lengths, self.accepted
+        ids, lengths, accepted = (tuple(x[i] for i in places) for x in lists)
+        parents = tuple(self.parents[i] for i in places) if self.parents else ()
+        anew = tuple(s for s in self.anew if s in ids)
+        return Pass(ids, lengths, accepted, self.drafts, parents, anew=anew)
+
     def only(self, sequence: int) -> Pass | None:
         """The pass of this sequence alone, None if it is not in it."""
-        if sequence not in self.sequences:
-            return None
-        at = slice(i := self.sequences.index(sequence), i + 1)
-        parts = self.sequences[at], self.lengths[at], self.accepted[at]
-        anew = tuple(s for s in self.anew if s == sequence)
-        return Pass(*parts, self.drafts, self.parents[at], anew=anew)
+        at = [i for i, s in enumerate(self.sequences) if s == sequence]
+        return self.at(at) if at else None
+
+    def ascending(self) -> Pass:
+        """The pass with shorter sequences first."""
+        return self.at(sorted(range(len(self.lengths)), key=self.lengths.__getitem__))
 
     def full(self, t: int) -> Pass:
         """The pass with t rows of every sequence."""
@@ -49,9 +57,7 @@ class Pass:
     def whole(self, n: int) -> Pass:
         """The pass with all of n sequences in order; added ones copy the first."""
         at = [self.sequences.index(s) if s in self.sequences else 0 for s in range(n)]
-        lengths, accepted = (tuple(x[i] for i in at) for x in (self.lengths, self.accepted))
-        parents = tuple(self.parents[i] for i in at) if self.parents else ()
-        return Pass(tuple(range(n)), lengths, accepted, self.drafts, parents, anew=self.anew)
+        return replace(self.at(at), sequences=tuple(range(n)))
 
 
 Script = Callable[[Shape, random.Random, Kernel], Iterator[Pass]]

@@ -68,6 +68,7 @@ _VALUES = (-4.0, 4.0, 0.5)
 _MOST = 10000  # Player.work of each further search
 _MOST_SEEN = 256  # key channels of a head whose state is solved for
 _LEFT, NO_OUTPUT = "rows accepted leave the state after", "no output is written"
+_MOVED = "of the pass is that of row"  # an output in the place of another one
 Changed = Callable[[Pass, int], Pass | None]  # of a pass and its number
 Step = tuple[bool, list[Fault]]  # whether they have causes, and the faults
 Steps = Iterator[Step]
@@ -264,7 +265,7 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     full: Changed = lambda p, _: p.full(t)  # noqa: E731
     conv = shape.recurrence == "conv"  # its channels have places instead of heads
     counted = vague or fault.cause in _COUNTED
-    of_others = n > 1 and (counted or fault.cause in _OF_OTHERS)
+    of_others = n > 1 and (counted or (fault.cause in _OF_OTHERS and _MOVED not in fault.detail))
     alone: Changed = lambda p, _: p.only(fault.sequence)  # noqa: E731
     apart = "no other sequence is in its passes", alone, shape
     at_begin = fault.check == "subsets" and (counted or fault.cause == "other-sequence")
@@ -291,6 +292,10 @@ def elsewhere(player: Player, fault: Fault) -> Fault:
     if (vague or fault.cause == "wrong-tile") and player.kernel.ring and fault.round:
         words = f"{fault.detail}; right while the log holds no rows"
         return replace(fault, cause="wrong-wrap", detail=words)
+    if NO_OUTPUT in fault.detail and n > 1:  # it may be at another place, of a later row
+        for found in _wrong(player, fault, lambda p, _: p.ascending(), shape, named=True):
+            if _MOVED in found.detail:
+                return replace(fault, cause=found.cause, detail=found.detail)
     for may_be, cause, words, changed, other in ways:
         few = changed is alone or shape.n_heads > other.n_heads
         may_be = may_be and (not player.sought or cause in player.sought)

@@ -58,7 +58,7 @@ def first(adapter, recurrence, name="depths", **kernel) -> Fault:
         (form.SameTap, "conv", "wrong-term", "tap 1 takes weight 2"),
         (form.OtherKeys, "gdn", "head-mapping", "k of the last head first"),
         (form.Offset, "conv", "wrong-term", "outputs are another function of their sums than SiLU"),
-        (form.MeanSquares, "gdn", "wrong-norm", "k is divided by its root mean square"),
+        (form.MeanSquares, "gdn", "wrong-norm", "k is divided by the root mean square"),
         (form.OneHead, "gdn", "wrong-gate", "applied twice; wrong in heads 2 of 4"),
         (form.LaterRows, "kda", "gate-order", "the decay is left out, in rows 1 to 2 of 3"),
         (form.LowGates, "gdn", "wrong-gate", "exp is taken for softplus, in rows "),

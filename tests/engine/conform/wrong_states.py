@@ -223,9 +223,9 @@ class AsIfLongest(own._Slots):
     """A pass that is shorter than the longest one stores its states where that would."""
 
     def _run(self, parts, read, write):
-        late = [p for p in self.planes.tolist() if p[0] in write[:, -1]]
-        n = write.shape[1]
-        return super()._run(parts, read, torch.tensor([p[-n:][::-1] for p in late]))
+        n, of = write.shape[1], {p[0]: p for p in self.planes.tolist()}
+        late = [of[first][-n:][::-1] for first in write[:, -1].tolist()]
+        return super()._run(parts, read, torch.tensor(late))
 
 
 class ReadBase(own._Slots):
