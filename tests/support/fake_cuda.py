@@ -70,19 +70,26 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        name, computes = _kind(func)
         taken = {x.device.type for x in tree_leaves((args, kwargs)) if _has_values(x)}
         made = {x.device.type for x in tree_leaves(result) if _has_values(x)}
-        if "cuda" in made and not func.is_view and "empty" not in str(func):
+        if computes and "cuda" in made:
             self._seen.computed += 1
-        if str(func) == "aten.copy_.default":
+        if name == "aten.copy_.default":
             made, taken = {args[0].device.type}, {args[1].device.type}
         if taken == {"cpu"} and made == {"cuda"}:
-            self._seen.uploads.append(str(func))
+            self._seen.uploads.append(name)
         elif taken == {"cuda"} and made == {"cpu"}:
-            self._seen.downloads.append(str(func))
+            self._seen.downloads.append(name)
         elif taken == {"cpu", "cuda"}:
-            self._seen.strays.append(str(func))
+            self._seen.strays.append(name)
         return result
+
+
+@functools.cache
+def _kind(func: Any) -> tuple[str, bool]:
+    """The name of an operation, and whether it computes."""
+    return str(func), not func.is_view and "empty" not in str(func)
 
 
 def random_values(seed: int) -> Callable[[torch.Tensor], np.ndarray]:
@@ -163,8 +170,8 @@ def fake_cuda(
         if getattr(module, "read", None) is real_read:
             monkeypatch.setattr(module, "read", read)
     monkeypatch.setattr(transfer, "pinned", _without_value)
-    # tensors on the processor have no memory here either
-    monkeypatch.setattr("kernels.linear.dequant.uses_llvm", lambda: False)
+    # tensors on the processor have no memory here either, and no numbers to decode
+    monkeypatch.setattr("kernels.linear.dequant._decoder", lambda type: lambda blocks, out: None)
     # nor a place there
     monkeypatch.setattr("engine.model.weights._in_one_piece", lambda tensors: False)
     monkeypatch.setattr(graphs, "_RecordOnCuda", lambda: record)

@@ -47,6 +47,18 @@ def products_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program for each four columns of a product, not for each one: the interpreter pays for
+    programs."""
+    if INTERPRETED:
+        from kernels.linear.integer_blocks import with_triton
+        from kernels.moe import blocks_with_triton
+
+        for module in (with_triton, blocks_with_triton):
+            monkeypatch.setattr(module, "columns_of", lambda *_: 4)
+
+
 @pytest.fixture(
     params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)], autouse=True
 )

@@ -30,7 +30,10 @@ from tests.support.closeness import nmse
 from tests.support.random_blocks import random_blocks
 
 # a block of zeros has no factor: numpy, in which the interpreter counts, says so
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("few_programs"),
+]
 N_IN = 512
 
 

@@ -29,6 +29,7 @@ from tests.support.closeness import nmse
 from tests.support.implementations import Implementation
 from tests.support.random_blocks import random_blocks
 
+pytestmark = pytest.mark.usefixtures("few_programs")
 naive = Implementation(moe, "naive")
 
 # what upstream asks for is 1e-7
