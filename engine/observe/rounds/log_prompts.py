@@ -8,10 +8,9 @@ chosen slot, with three digits, so the common prefix is known within that precis
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from engine.trace.facts import RunFacts
 from engine.trace.prompt_reuse import (
@@ -191,7 +190,7 @@ def note_prompts(facts: RunFacts, prompts: Iterable[tuple[int, LoggedPrompt | No
             continue
         n_prompts += 1
         if (record := reuse_record(prompt, seq_id)) is not None:
-            facts.add_to("prompt_reuse", asdict(record))
+            facts.add_to("prompt_reuse", to_builtins(record))
         if (finding := reuse_finding(prompt, seq_id)) is not None:
             again.append(finding)
     again.sort(key=lambda one: -one[0])
