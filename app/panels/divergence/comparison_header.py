@@ -144,7 +144,7 @@ class ComparisonHeader(QWidget):
         line = hbox((self.sentence, 1), self.progress, (self.edit_button, 0, right), spacing=4)
         line.setContentsMargins(0, 0, 0, 0)
         parts = self.cards, self.cost, line, self.costs, self.editor
-        vbox(*parts, of=self, margins=(6, 4, 6, 0), spacing=4)
+        vbox(*parts, of=self, margins=(6, 2, 6, 0), spacing=4)
 
 
 _COST_TIPS = {

@@ -203,7 +203,7 @@ class DivergenceView(QWidget):
         self.plots.range_left.connect(lambda: self.range_selected.emit(None))
 
     def _lay_out(self) -> None:
-        column = vbox(self.header, (self._stack, 1), margins=(0, 0, 0, 0), spacing=4)
+        column = vbox(self.header, (self._stack, 1), margins=(0, 0, 0, 0), spacing=2)
         self._page = ScrollPage(column)
         vbox(self._page, of=self, margins=(0, 0, 0, 0))
 
