@@ -67,13 +67,12 @@ def target_facts(
 def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     """The fields of TargetFacts for all questions in order, at least one. The logits themselves are
     read only for tokens that the record of their row (kernels.rows.record) does not contain."""
-    records = [_record(*one) for one in questions]
-    starts = [0, *accumulate(map(len, records))]
+    records = [_made(one[0], *one[2:]) if one[1] is None else one[1] for one in questions]
+    *starts, _ = [0, *accumulate(map(len, records))]
     known = on_host(np.concatenate(records))
-    at = np.array(
-        [start + row for start, one in zip(starts, questions, strict=False) for row in one[3]]
-    )
-    tokens = np.array([token for one in questions for token in one[2]])
+    rows = [one[3] for one in questions]
+    at = np.repeat(starts, [*map(len, rows)]) + np.array([*chain.from_iterable(rows)])
+    tokens = np.array([*chain.from_iterable(one[2] for one in questions)])
     totals = known.sums[:, 0]
     top_probs = (weights(known.values, known.values[:, :1]) / totals[:, None])[at]
     logs = totals.copy()
@@ -84,7 +83,7 @@ def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     place, n = is_it.argmax(1), np.arange(len(at))
     prob = top_probs[n, place]
     rank = 1 + (largest == largest[n, place][:, None]).argmax(1)  # ties: the first equal one
-    (others,) = np.nonzero(~is_it.any(1))
+    (others,) = np.nonzero(~is_it[n, place])
     if others.size:
         own, n_larger = known.own[at], known.n_larger[at]
         every = [(one[0], row) for one in questions for row in one[3]]
@@ -99,13 +98,9 @@ def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     return prob, rank, entropy[at], top_ids, top_probs
 
 
-def _record(
-    logits: torch.Tensor, record: np.ndarray | None, tokens: Sequence[int], rows: Sequence[int]
-) -> np.ndarray:
-    """The record of the rows up to the last one named."""
+def _made(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]) -> np.ndarray:
+    """A record of the rows up to the last one named."""
     n = max(rows) + 1
-    if record is not None:
-        return record if len(record) == n else record[:n]
     asked = [0] * n
     for row, token in zip(rows, tokens, strict=True):
         asked[row] = token
@@ -118,16 +113,16 @@ _PHASES = tuple(f"{phase}_ms" for phase in PHASES)
 _N_HELD, _N_NOTED = 7, 15
 """Values noted per round: the round, what the memory holds (`_look`), number of rounds closed
 together, its index among them, their clock, time, noted pass values, bytes written and copied."""
+_LATEST = slice(1 - _N_NOTED, 1 + _N_HELD - _N_NOTED)
+"""Of the values noted, what the memory held at the last round."""
 _ROUND = ("round", "seq_id")
 _DRAFT = (
     *(*_ROUND, "drafter", "match_pos", "num_raw", "num_draft_tokens", "reason"),
     *("num_wrong_rows", "num_wrong_tokens", "block_length", "confidence", "draft_ms"),
 )
 _SLOT = (*_ROUND, "slot", "state", "age")
-_PASS = (
-    *("round", "n_seqs", "n_seq_tokens", "n_padding", "reason"),
-    *("seq_ids", "purpose", "ms", "pos_gap"),
-)
+_PASS = "round", "ubatch", "seq_ids", "purpose", "ms", "pos_gap"
+_OF_UBATCH = attrgetter("tokens.shape", "n_padding", "reason")
 _ROUNDS = (
     *(*_ROUND, "pos0", "accept_rule", "num_target_tokens", "rollback_depth"),
     *("memory_rollback", "rollback_path", "valid_depth", "rs_idx_before", "rs_idx_after"),
@@ -206,8 +201,7 @@ class Recorder:
 
         ms: its duration. pos_gap: see engine.decode.forward.Forward.
         """
-        shape, n_padding, reason = ubatch.tokens.shape, ubatch.n_padding, ubatch.reason
-        self._passes += round_, *shape, n_padding, reason, seq_ids, purpose, ms, pos_gap
+        self._passes += round_, ubatch, seq_ids, purpose, ms, pos_gap
 
     def drafts(
         self, round_: int, asked: Sequence[tuple[int, Draft]], seq_ids: Mapping[int, int]
@@ -257,9 +251,6 @@ class Recorder:
         so that the rows add up to the elapsed time.
         """
         now, moved = run_clock(), (0, 0)
-        if self._files and now - self._looked >= LOOK_S:
-            self._files.note(self.facts, rounds[0].number)
-            self._looked = now
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
             moved = traffic.written, traffic.copied
@@ -269,7 +260,7 @@ class Recorder:
             if round_.logits is not None:
                 self.bytes_waiting += round_.logits.nbytes
             if memory and memory.was_ahead and self._noted:  # grown by one token, else the same
-                pos_max, used, *same, rs_pos, slots = self._noted[1 - _N_NOTED :][:_N_HELD]
+                pos_max, used, *same, rs_pos, slots = self._noted[_LATEST]
                 held = pos_max + 1, used + 1, *same, None if rs_pos is None else rs_pos + 1, slots
             else:
                 held = _look(memory, round_.seq, n_rs_seq)
@@ -287,7 +278,12 @@ class Recorder:
 
     def _write(self) -> None:
         n_before, n_passes = self._n_ubatches, len(self._passes) // len(_PASS)
-        passes = _sliced(_PASS, self._passes) | {"ubatch": range(n_before, n_before + n_passes)}
+        passes = _sliced(_PASS, self._passes)
+        if n_passes:
+            parts = zip(*map(_OF_UBATCH, passes["ubatch"]), strict=True)
+            shapes, passes["n_padding"], passes["reason"] = parts
+            passes["n_seqs"], passes["n_seq_tokens"] = zip(*shapes, strict=True)
+        passes["ubatch"] = range(n_before, n_before + n_passes)
         passes["seq_ids"] = [*map(_words, passes["seq_ids"])]
         tables = {"ubatches": passes, "drafts": _sliced(_DRAFT, self._drafts)}
         closed, resumed = self._closed, self._resumed
@@ -306,6 +302,9 @@ class Recorder:
             known = {*tables["tokens"].get("token_id", ())}.union(*drafted, *seen)
             self._writer.learn(known, self._piece)
             resumed, stop, *moved = self._noted[-4:]
+            if self._files and resumed - self._looked >= LOOK_S:
+                self._files.note(self.facts, rounds[-1].number)
+                self._looked = resumed
             elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3
             closed = rounds[-1].number, elapsed_ms, n_before + stop // len(_PASS), (*moved,)
         # only now, so that an interrupt before this point loses nothing
@@ -328,7 +327,7 @@ class Recorder:
         (firsts,), of = np.nonzero(i == 0), (i == 0).cumsum() - 1
         phases = phases_of(clocks, [round_.seq for round_ in rounds], n_of)
         spent_ms, since_ms = phases.sum(1), (np.array(ends) - self._resumed) * 1e3
-        passed_ms = np.diff(since_ms[firsts], prepend=0.0)
+        passed_ms = _steps(0.0, since_ms[firsts])
         rest_ms = np.maximum(0.0, passed_ms - np.bincount(of, spent_ms))[of] / n_of
         stop = self._n_ubatches + np.array(stops) // len(_PASS)
         start = np.append(first_ubatch, stop[firsts])[of]
@@ -337,9 +336,9 @@ class Recorder:
             passes[row] = " ".join(map(str, range(start[row], stop[row])))
         own = held[:2]  # nothing is known without a memory
         if own[0][0] is not None:
-            now = np.array([written, copied])[:, firsts]
-            change = np.diff(now, prepend=np.array(moved)[:, None])[:, of]
-            own = [*(change // n_of + (i < change % n_of))]
+            now = zip(moved, np.array([written, copied])[:, firsts], strict=True)
+            changes = [_steps(*one)[of] for one in now]
+            own = [change // n_of + (i < change % n_of) for change in changes]
         rows = [*values, *of_tokens, passes, elapsed_ms + since_ms, spent_ms + rest_ms]
         rows += *phases.T, *own, *held
         n_slots = [*map(len, its_slots)]
@@ -362,6 +361,12 @@ def _look(memory: HybridMemory | None, seq: int, n_rs_seq: int | None) -> tuple[
     if not recurrent:
         return *held, None, None, ()
     return *held, recurrent.n_rs_seq, recurrent.seq_pos_max(seq), recurrent.slots(seq)
+
+
+def _steps(first: float, values: np.ndarray) -> np.ndarray:
+    """What each value adds to the one before, the first one to `first`: [n]. np.diff is slower."""
+    bounds = np.append(first, values)
+    return bounds[1:] - bounds[:-1]
 
 
 @lru_cache(1024)

@@ -21,7 +21,7 @@ from engine.trace.records import MISSING, N_TOP, TABLES, Column
 _FIRST_CAPACITY = 1024
 _DTYPES = {"int": np.int64, "real": np.float64, "text": np.int32}
 
-LOOK_S = 1 / 20
+LOOK_S = 1 / 15
 """Interval at which a growing trace is polled, seconds."""
 
 
@@ -179,7 +179,7 @@ class Table:
 
     def _held(self, name: str) -> Any:
         """What all rows have of a column without an array."""
-        return self._same.get(name, _blank(self._named[name]))
+        return self._same[name] if name in self._same else _blank(self._named[name])
 
     def _grow(self, needed: int) -> None:
         capacity = max(needed, self._capacity * 2)
@@ -199,7 +199,8 @@ class TextPool:
 
     def code(self, text: str) -> int:
         """The code of a string, assigned on first sight."""
-        return self.codes([text])[0]
+        code = self._codes.get(text)
+        return self.codes([text])[0] if code is None else code
 
     def codes(self, texts: Sequence[str] | np.ndarray) -> list[int]:
         """The codes of strings."""
