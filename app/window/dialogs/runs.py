@@ -63,7 +63,7 @@ _LOG_TIP = (
 )
 _WATCH_TIP = (
     "Other programs use the server through this port of this machine; their requests are "
-    "forwarded unchanged and recorded"
+    "forwarded and recorded, and the replies are those that they would have without it"
 )
 _LIMIT_TIP = (
     "Time limit for the start of a reply, for its first event and between events; on a CPU a "
