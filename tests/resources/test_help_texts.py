@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from argparse import SUPPRESS
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from app.cli.parser import KINDS, SUBCOMMANDS, parser_of, split_command
+from app.cli.parser import KINDS, SUBCOMMANDS, first_options, parser_of, split_command
 from resources import HELP, help_topics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,18 @@ def test_named_options_exist(name: str) -> None:
             continue
         for option in _OPTION.findall(code):
             assert option in options() | FOREIGN_OPTIONS, (code, option)
+
+
+@pytest.mark.parametrize("command", [*SUBCOMMANDS, *(f"bench {kind}" for kind in KINDS["bench"])])
+def test_options_of_the_short_help_are_on_a_page(command: str) -> None:
+    """Those that --help shows; of a command without a list of such options, all."""
+    named = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", "".join(map(text_of, help_topics()))))
+    most_used = set(first_options(command))
+    for action in parser_of(command)._actions:
+        names = set(action.option_strings)
+        is_shown = not most_used or names & most_used
+        if names and is_shown and action.help != SUPPRESS and action.dest != "version":
+            assert names & named, (command, action.option_strings)
 
 
 @pytest.mark.parametrize("name", PAGES)
