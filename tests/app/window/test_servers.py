@@ -71,6 +71,8 @@ def test_the_dialog_says_what_is_wrong_with_an_address(
     trigger(at_servers, "file.connect")
     dialog = at_servers.findChild(ConnectDialog)
     assert dialog is not None
+    # fields are requested on behalf of clients, and removed from their replies
+    assert "unchanged" not in dialog.watch.toolTip()
     dialog.address.setEditText("http://host:0/?x")
     dialog.accept()
     assert "is not the address of a server" in dialog.problem.text()
