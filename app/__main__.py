@@ -88,10 +88,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         if str(error).startswith("DRAFTSCOPE_"):  # or an environment variable
             output.tell(f"error: {error}.")
             return EXIT_USAGE
-        traceback.print_exc()
+        if failure := _of_device(error):
+            output.tell(f"error: {failure}")
+        else:
+            traceback.print_exc()
         return EXIT_FAILED
     finally:
         output.end()
+
+
+def _of_device(error: Exception) -> DraftscopeError | None:
+    """What an error of torch or Triton outside a run says of the device, if anything."""
+    if "torch" not in sys.modules or not isinstance(error, RuntimeError):
+        return None
+    torch, device = import_module("torch"), import_module("engine.machine.device")
+    here = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_initialized()
+        else device.CPU
+    )
+    found: DraftscopeError | None = device.meaning_of(error, here, "The passes")
+    return found
 
 
 class _Postponed(ModuleType):

@@ -173,7 +173,7 @@ def meaning_of(
     first = str(error).strip().split("\n")[0]
     is_failed = isinstance(error, torch.AcceleratorError) or first.startswith(_LOST)
     is_full = is_failed and any(words in first for words in _FULL)
-    if is_full or isinstance(error, torch.OutOfMemoryError):
+    if is_full or "DefaultCPUAllocator: " in first or isinstance(error, torch.OutOfMemoryError):
         room = ""
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from app.cli.parser import SUBCOMMANDS, module_of
 from engine.errors import OptionError
@@ -222,6 +223,31 @@ def test_memory_that_runs_out_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPa
     assert outcome.status == 1
     assert outcome.err.startswith("draftscope: error: There is not enough memory for this.")
     assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), "take more memory than cpu has."),
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), "cpu failed: CUDA error"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "take more memory than cpu has."),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't"), "take more"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [["bench", "forward", "--demo", "--steps", "1"], ["fidelity", "--demo"]]
+)
+def test_a_device_that_fails_outside_a_run_is_one_line(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, words: list[str]
+) -> None:
+    def forward(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("engine.model.hybrid.HybridModel.forward", forward)
+    outcome = cli(*words)
+    assert outcome.status == 1
+    assert outcome.err.startswith("draftscope: error: ") and said in outcome.err
+    assert "Traceback" not in outcome.err
 
 
 # signals
