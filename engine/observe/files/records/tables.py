@@ -58,6 +58,7 @@ _KEY_COLUMN = re.compile(
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
 """A Markdown link; its address is not part of a name."""
+_EMPHASIS = re.compile(r"\*\*|`")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """An ASCII line with one of these is not simply split at commas."""
@@ -251,16 +252,16 @@ def _parted(
     form, or from before and after: the owner, and all cells. several: columns that may have such
     cells."""
     parts = {i: _BETWEEN.split(cells[i]) for i in several if _is_several(cells[i])}
+    about = [i for i in parts if kind_of(names[i]) in ACCEPTED]
     said = next(
         (
             [one.strip(" ()") for one in _BETWEEN.split(found[0])]
-            for i in parts
-            if kind_of(names[i]) in ACCEPTED and (found := IN_NAME.search(names[i])) is not None
+            for i in (*about, *parts)
+            if (found := IN_NAME.search(names[i])) is not None
         ),
         ["before", "after"] if any(set("→>") & set(cells[i]) for i in parts) else [],
     )
-    about = [i for i in parts if kind_of(names[i]) in ACCEPTED]
-    if not said or any(len(parts[i]) != len(said) for i in about):
+    if not (said and about) or any(len(parts[i]) != len(said) for i in about):
         yield "", cells
         return
     for at, whose in enumerate(said):
@@ -329,7 +330,7 @@ def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
 
 
 def _cells(line: str) -> list[str]:
-    line = line.replace("~ ", "~").replace("≈ ", "≈").strip(" \t\r>")
+    line = _EMPHASIS.sub("", line.replace("~ ", "~").replace("≈ ", "≈")).strip(" \t\r>")
     if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
