@@ -182,6 +182,9 @@ class ServerLog(ServerState):
             evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
             message = f"{message}: {evidence}."
             found.append({"rule": "log-unread", "message": message, "evidence": evidence})
+        if n := self.n_undrafted:
+            message = f"{n:,} rounds with 0 drafted tokens, as builds of late 2025 always print, "
+            found.append({"rule": "log-unread", "message": f"{message}are not shown.", "evidence": ""})
         if self.first_missing:
             n = sum(one.n_missing for one in self.requests)
             message = "Lines of the log are missing: only the remaining rounds are shown."

@@ -330,7 +330,8 @@ def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
 
 
 def _cells(line: str) -> list[str]:
-    line = _EMPHASIS.sub("", line.replace("~ ", "~").replace("≈ ", "≈")).strip(" \t\r>")
+    line = line.replace("~ ", "~").replace("≈ ", "≈").replace("+/-", "±")
+    line = _EMPHASIS.sub("", line).strip(" \t\r>")
     if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
@@ -452,7 +453,7 @@ def _take_shares(
         tokens = found.timings.get("predicted_n")
         if accepted is None or not drafted:
             given |= {"draft_acceptance_rate": value} if value <= 1 else {}
-        elif _PLAIN_RATE(name) and not ALL.fullmatch(found.place):
+        elif _PLAIN_RATE(name) and not (ALL.fullmatch(found.place) or "±" in values["rate"]):
             is_of_output = tokens and accepted and abs(value - accepted / tokens) <= within
             counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
             found.check_ratio(name, value, *counts, within=within)
