@@ -244,11 +244,10 @@ def _sample(line: str) -> str | None:
     one that starts as a sample, are reported later."""
     if not (bare := line.strip()) or bare.startswith("#"):
         return bare
-    if "{" in bare and "}" not in bare:
-        return None  # cut
     if len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
         return f"{found[1]} {found[2]}"
-    return line if _BEGIN.match(line) or len(line) > LONGEST_LINE else None
+    is_cut = "{" in line and "}" not in line
+    return line if (_BEGIN.match(line) and not is_cut) or len(line) > LONGEST_LINE else None
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:

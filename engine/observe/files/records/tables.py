@@ -58,7 +58,6 @@ _KEY_COLUMN = re.compile(
 _VALUE_COLUMN = re.compile(r" ?value.{0,20}|last.{0,20}")
 _LINK = re.compile(r"\[([^][]{1,200})\]\([^()\s]{1,400}\)")
 """A Markdown link; its address is not part of a name."""
-_EMPHASIS = re.compile(r"\*\*|`")
 _RULE = set(" -|:+=").union(map(chr, range(0x2500, 0x2580)))
 _NOT_PLAIN = ("  ", "\t", "\x1f", ";", ", ", ",,")
 """An ASCII line with one of these is not simply split at commas."""
@@ -331,7 +330,7 @@ def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
 
 def _cells(line: str) -> list[str]:
     line = line.replace("~ ", "~").replace("≈ ", "≈").replace("+/-", "±")
-    line = _EMPHASIS.sub("", line).strip(" \t\r>")
+    line = line.replace("**", "").replace("`", "").strip(" \t\r>")
     if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
@@ -470,9 +469,10 @@ def _take_shares(
     if rates and steps is None and length and abs(whole_mean - length) < 0.006:
         # each draft has all of these tokens
         found.num_spec_steps, found.derived = n, ("num_spec_steps",)
+    near = SUM_DIGITS + len(rates) * 0.5 * 10.0**-digits
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
         found.set_rates(rates, digits)
-    elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < SUM_DIGITS):
+    elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < near):
         # one cell may hold more
         found.rates, found.num_spec_tokens = rates, len(rates)
 

@@ -54,7 +54,7 @@ def test_shares_in_one_cell_are_all_if_they_make_the_length(
 
 
 def test_the_output_throughput_of_a_benchmark_is_a_speed(tmp_path: Path) -> None:
-    saved = {"spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 120}
+    saved: dict[str, float] = {"spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 120}
     saved |= {"request_throughput": 2.5, "output_throughput": 671.48, "total_token_throughput": 900}
     (told,) = (one["told"] for one in read(json.dumps(saved), tmp_path).runs[0]["requests"])
     assert told["predicted_per_second"] == 671.48
@@ -305,7 +305,9 @@ def test_prompt_and_output_together_are_no_speed_of_decoding(tmp_path: Path) -> 
 
 
 def test_shares_of_a_line_that_is_cut_are_left_out(tmp_path: Path) -> None:
-    line = "INFO 04-08 07:59:24 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 1.50, "
+    line = (
+        "INFO 04-08 07:59:24 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 1.50, "
+    )
     line += "Accepted: 10 tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.3"
     store = imported(tmp_path, line + "\n")
     (told,) = (one["told"] for one in store.runs[0]["requests"])
@@ -325,7 +327,9 @@ def test_a_sample_that_is_cut_is_named(tmp_path: Path) -> None:
 
 
 def test_drafters_statistics_count_without_a_line_on_acceptance(tmp_path: Path) -> None:
-    text = "prompt eval time = 109.10 ms / 24 tokens (4.55 ms per token, 219.98 tokens per second)\n"
+    text = (
+        "prompt eval time = 109.10 ms / 24 tokens (4.55 ms per token, 219.98 tokens per second)\n"
+    )
     text += "eval time = 38000.00 ms / 1000 tokens (38.00 ms per token, 26.32 tokens per second)\n"
     text += "statistics draft: #calls(b,g,a) = 1 424 35, #gen drafts = 350, #acc drafts = 35, "
     text += "#gen tokens = 1552, #acc tokens = 691, dur(b,g,a) = 0.000, 9413.544, 0.022 ms\n"
@@ -337,6 +341,33 @@ def test_drafters_statistics_count_without_a_line_on_acceptance(tmp_path: Path) 
 
 def test_rounds_whose_drafts_have_no_length_are_named(tmp_path: Path) -> None:
     head = "slot update_slots: id  3 | task 0 | accepted "
-    text = "".join(f"{head}{one} draft tokens, new n_tokens = 99\n" for one in ("11/0", "2/0", "3/4"))
+    text = "".join(
+        f"{head}{one} draft tokens, new n_tokens = 99\n" for one in ("11/0", "2/0", "3/4")
+    )
     store = imported(tmp_path, text)
     assert "2 rounds with 0 drafted tokens" in next(iter(recorded(store))).message
+
+
+def test_named_counts_stand_in_a_paragraph_with_other_shares(tmp_path: Path) -> None:
+    text = "It defaults to `0.00`, so the drafter always drafts the whole window of 64 tokens, "
+    text += "however little its probabilities are, and " * 4
+    text += "this gives a draft acceptance **0.070** (96 accepted / 1378 generated) and no gain\n"
+    assert len(text) > 300
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [96, 1378]
+
+
+def test_a_mean_length_may_be_called_mean_al(tmp_path: Path) -> None:
+    table = "| Drafter | Mean AL | Per-Position AL |\n|-|-|-|\n| a | 2.56 | [0.72, 0.51, 0.32] |\n"
+    (told,) = (one["told"] for one in imported(tmp_path, table).runs[0]["requests"])
+    assert told["mean_acceptance_length"] == 2.56
+    assert told["acceptance_per_position"]["unconditional"] == [0.72, 0.51, 0.32]
+
+
+def test_draft_proposals_are_drafts(tmp_path: Path) -> None:
+    text = "Number of draft proposals: 1,000\nNumber of draft tokens generated: 3,000\n"
+    text += "Number of accepted tokens: 950\nMean acceptance length: 1.95\n\n"
+    text += "Acceptance rate at token 0: 0.60\nAcceptance rate at token 1: 0.30\n"
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert [told[name] for name in (*COUNTS, *STEPS)] == [950, 3000, 3000, 1000]
+    assert told["acceptance_per_position"]["unconditional"] == [0.6, 0.3]
