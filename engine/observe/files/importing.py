@@ -338,7 +338,12 @@ def import_file(
         if len(file_head(path, _LONGEST)) == _LONGEST:
             return fill_log(store, watched(_pieces(path, progress), cancelled), file)
         text = _OF_MODELS.sub("", rejoined("".join(texts_of(_pieces(path)))))
-        runs = fill_log(store, text := oldest_first(text), file)
+        try:
+            runs = fill_log(store, text := oldest_first(text), file)
+        except TraceFileError:  # it may only be quoted in a person's text
+            if not read_printed(text):
+                raise
+            return records.fill(store, text.encode("utf-8", "surrogatepass"), file, PRINTED)
         lines = (one for one in text.split("\n") if _LIKE.search(one) and "=" not in one)
         # a person's remarks, unless a known program writes such lines
         lines = (one for one in lines if not (_has_lines(one) or time_of(one[:LONGEST_TIME])))

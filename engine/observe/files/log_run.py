@@ -106,15 +106,16 @@ def _write_servers(
         else:
             sums = [one for one in server.requests if _has_sums(one)]
             before = [earlier[server]] if server in earlier else []
-            if not (sums or before):
-                before = [_total(name, counts) for name, counts in server.totals.items()]
+            if not before and all(one.drafted is None for one in sums):
+                drafts = ((k, v) for k, v in server.totals.items() if v[1] or not sums)
+                before = [_total(name, counts) for name, counts in drafts]
             if sums or before:
                 found.append(_write_sums(store, server, before, sums, file))
     return found
 
 
 def _total(drafter: str, counts: Counts) -> RecordedRequest:
-    """A drafter's totals over all requests, if the log has nothing else."""
+    """A drafter's totals over all requests, if the log has no others about drafts."""
     found = RecordedRequest(ENGINE, f"{drafter}, all requests together")
     found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens = counts[:3]
     found.set_rates(LogRequest(-1, -1, statistics={drafter: (counts, None)}).told_shares)

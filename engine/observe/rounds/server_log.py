@@ -182,6 +182,9 @@ class ServerLog(ServerState):
             evidence = f"{self.n_unread:,} of them; the first is {self.first_unread}"
             message = f"{message}: {evidence}."
             found.append({"rule": "log-unread", "message": message, "evidence": evidence})
+        if n := self.n_undrafted:
+            said = f"{n:,} rounds with 0 drafted tokens, as of builds of late 2025, are not shown."
+            found.append({"rule": "log-unread", "message": said, "evidence": ""})
         if self.first_missing:
             n = sum(one.n_missing for one in self.requests)
             message = "Lines of the log are missing: only the remaining rounds are shown."

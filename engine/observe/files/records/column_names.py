@@ -14,8 +14,8 @@ from engine.observe.files.records.request import RecordedRequest
 
 _COUNT_OF = re.compile(
     r"^(?:\w{1,20}:)?(?:(?:#|n|num|number of|mtp|spec(?: decode)?|total|draft(?= num)) ?\b)+"
-    r"(?=accept|draft(?:ed|s| tok| gen| acc|$)|pred|proposed|rejected|generated)|^total (?=draft)"
-    r"| (?:total|count)$"
+    r"(?=accept|draft(?:ed|s| tok| gen| acc| prop|$)|pred|proposed|rejected|generated)"
+    r"|^total (?=draft)| (?:total|count)$"
 )
 """What a name may have before the thing that is counted."""
 _PATH = re.compile(r"^(?:(?!\w*(?:acc|draft|tok))\w{1,40}/){1,9}(?=\w{0,40}(?:acc|draft|spec))")
@@ -226,7 +226,7 @@ def under_heading(table: list[tuple[int, list[str]]], lines: list[str]) -> list[
     return []
 
 
-_LONGEST_SAID = 300
+_LONGEST_SAID = 600
 _WORDED = re.compile(f"(?i){'|'.join(NAMES['said']['counts'])}")
 _PER_ROUND = re.compile(f"(?i){'|'.join(NAMES['said']['per_round'])}")
 _NOT_HAD = re.compile(f"(?i){'|'.join(NAMES['said']['not_had'])}")
@@ -272,13 +272,12 @@ def said_lines(text: str) -> tuple[list[RecordedRequest], list[RecordedRequest]]
         said = share_of(shares[0]) if len(shares) == 1 else (0.0, 1.0)
         pairs = {(n, of) for n, of in making_rates(line) if abs(n / of - said[0]) <= said[1]}
         plain = without_signs(line.replace("`", ""))
-        named = [] if pairs else list(_WORDED.finditer(plain))
-        if len(named) == 1:
+        if len(named := list(_WORDED.finditer(plain))) == 1:
             a, d, e, b, c, f = named[0].groups("")
             n, of = int(a + b + c), int(d + e + f)
-            if not shares and n <= of:
+            if (n, of) in pairs or (not (pairs or shares) and n <= of):
                 pairs = {(n, of)}
-            elif len(shares) == 1 and of and _is_next_to(named[0], plain):
+            elif not pairs and len(shares) == 1 and of and _is_next_to(named[0], plain):
                 share, within = share_of(shares[0])
                 found.check_ratio("the rate", share, n, of, "accepted", "drafted", within=within)
                 counted += [found] if found.contradictions else []

@@ -61,7 +61,7 @@ _LINE = re.compile(
     r"(?P<unit> ?t(?:ok(?:en)?s?)?/s\b)?",
     re.IGNORECASE | re.MULTILINE,
 )
-_INDEX = re.compile(r"(?:acceptance at token|position|accept(?:ance)? ?@ ?pos|(pos)) (\d{1,4})")
+_INDEX = re.compile(r"(?:acc.{0,15} at token|position|accept(?:ance)? ?@ ?pos|(pos)) (\d{1,4})")
 _SIGN = re.compile(
     rf"(?i)[\n,{{\]](?![\d.]++[,\n]) ?{_BEFORE}"
     rf"(?:{'|'.join(NAMES['sums']['signs'])})[ \t*]{{0,60}}\d"

@@ -246,7 +246,8 @@ def _sample(line: str) -> str | None:
         return bare
     if len(line) <= LONGEST_LINE and (found := _SAMPLE.fullmatch(line)) is not None:
         return f"{found[1]} {found[2]}"
-    return line if _BEGIN.match(line) or len(line) > LONGEST_LINE else None
+    is_cut = "{" in line and "}" not in line
+    return line if (_BEGIN.match(line) and not is_cut) or len(line) > LONGEST_LINE else None
 
 
 def read_metrics(data: bytes, name: str, later: bytes = b"") -> list[RecordedRequest]:

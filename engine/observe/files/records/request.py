@@ -128,11 +128,11 @@ class RecordedRequest(Struct):
 
     def set_rates(self, rates: Sequence[float], digits: int = 3) -> None:
         """Set shares of steps that accepted the token at each index: as counts if only these
-        integers have the sum."""
+        integers have the sum. Not if drafts were longer and accepted more: the list was cut."""
+        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
         if not rates:
             return
         self.rates, self.num_spec_tokens = list(rates), len(rates)
-        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
         if not steps or accepted is None:
             return
         counts = [round(rate * steps) for rate in rates]
@@ -140,6 +140,8 @@ class RecordedRequest(Struct):
         if total == accepted:
             if all(map(ge, [steps, *counts], counts)):
                 self.per_pos = counts
+        elif total < accepted and (self.num_draft_tokens or 0) > steps * len(rates):
+            self.rates = None
         elif abs(total - accepted) > len(rates) * (0.6 * 10.0**-digits * steps + 0.5):
             said = f"the acceptance rates per position give {total:,} accepted tokens in "
             said += f"{steps:,} drafts, but {accepted:,} are recorded"

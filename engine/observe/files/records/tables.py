@@ -251,16 +251,16 @@ def _parted(
     form, or from before and after: the owner, and all cells. several: columns that may have such
     cells."""
     parts = {i: _BETWEEN.split(cells[i]) for i in several if _is_several(cells[i])}
+    about = [i for i in parts if kind_of(names[i]) in ACCEPTED]
     said = next(
         (
             [one.strip(" ()") for one in _BETWEEN.split(found[0])]
-            for i in parts
-            if kind_of(names[i]) in ACCEPTED and (found := IN_NAME.search(names[i])) is not None
+            for i in (*about, *parts)
+            if (found := IN_NAME.search(names[i])) is not None
         ),
         ["before", "after"] if any(set("→>") & set(cells[i]) for i in parts) else [],
     )
-    about = [i for i in parts if kind_of(names[i]) in ACCEPTED]
-    if not said or any(len(parts[i]) != len(said) for i in about):
+    if not (said and about) or any(len(parts[i]) != len(said) for i in about):
         yield "", cells
         return
     for at, whose in enumerate(said):
@@ -329,7 +329,8 @@ def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
 
 
 def _cells(line: str) -> list[str]:
-    line = line.replace("~ ", "~").replace("≈ ", "≈").strip(" \t\r>")
+    line = line.replace("~ ", "~").replace("≈ ", "≈").replace("+/-", "±")
+    line = line.replace("**", "").replace("`", "").strip(" \t\r>")
     if any(map(line.__contains__, _IN_ROWS[:3])):
         parts = _BARS.split(line.replace("||", "|") if line.startswith("||") else line)
         parts = parts[not parts[0].strip() :]
@@ -451,7 +452,7 @@ def _take_shares(
         tokens = found.timings.get("predicted_n")
         if accepted is None or not drafted:
             given |= {"draft_acceptance_rate": value} if value <= 1 else {}
-        elif _PLAIN_RATE(name) and not ALL.fullmatch(found.place):
+        elif _PLAIN_RATE(name) and not (ALL.fullmatch(found.place) or "±" in values["rate"]):
             is_of_output = tokens and accepted and abs(value - accepted / tokens) <= within
             counts = accepted, None if is_of_output else drafted, "accepted", "drafted"
             found.check_ratio(name, value, *counts, within=within)
@@ -468,9 +469,10 @@ def _take_shares(
     if rates and steps is None and length and abs(whole_mean - length) < 0.006:
         # each draft has all of these tokens
         found.num_spec_steps, found.derived = n, ("num_spec_steps",)
+    near = SUM_DIGITS + len(rates) * 0.5 * 10.0**-digits
     if rates and found.num_spec_steps and drafted == found.num_spec_steps * len(rates):
         found.set_rates(rates, digits)
-    elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < SUM_DIGITS):
+    elif rates and ("by" not in values or abs(1 + sum(rates) - (length or 0)) < near):
         # one cell may hold more
         found.rates, found.num_spec_tokens = rates, len(rates)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.analysis.findings.check import recorded
 from engine.errors import TraceFileError
 from tests.engine.observe.files.pasted_text import imported, read, rules
 
 COUNTS = "draft_n_accepted", "draft_n"
+STEPS = "num_draft_tokens", "num_spec_steps"
 
 
 def test_counts_of_a_list_are_of_what_the_line_above_says(tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_shares_in_one_cell_are_all_if_they_make_the_length(
 
 
 def test_the_output_throughput_of_a_benchmark_is_a_speed(tmp_path: Path) -> None:
-    saved = {"spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 120}
+    saved: dict[str, float] = {"spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 120}
     saved |= {"request_throughput": 2.5, "output_throughput": 671.48, "total_token_throughput": 900}
     (told,) = (one["told"] for one in read(json.dumps(saved), tmp_path).runs[0]["requests"])
     assert told["predicted_per_second"] == 671.48
@@ -261,3 +263,111 @@ def test_lines_that_say_a_length(tmp_path: Path) -> None:
     told = [one["told"] for one in read(LENGTHS, tmp_path).runs[0]["requests"]]
     assert [one["mean_acceptance_length"] for one in told] == [1.72, 1.51, 1.625]
     assert [one.get("predicted_per_second") for one in told] == [None, 88.5, None]
+
+
+def test_a_command_that_looks_for_a_line_is_not_a_log(tmp_path: Path) -> None:
+    text = "docker logs s 2>&1 | sed -n 's/.*draft acceptance = \\([^ ]*\\) .*/\\1/p'\n\n"
+    text += "| version | tps | draft acceptance |\n|-|-|-|\n| 0.9 | 108.6 | 0.75 |\n"
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert (told["predicted_per_second"], told["draft_acceptance_rate"]) == (108.6, 0.75)
+
+
+def test_two_figures_in_a_cell_are_named_by_another_column(tmp_path: Path) -> None:
+    table = "| k | tok/s (first / again) | draft acceptance |\n|-|-|-|\n"
+    table += "| 0 | 89.2 / 87.2 | |\n| 2 | 83.3 / 80.1 | 58.5 / 54.5 % |\n"
+    found = imported(tmp_path, table).runs[0]["requests"]
+    assert [one["place"] for one in found] == ["2, first", "2, again"]
+    assert [one["told"]["draft_acceptance_rate"] for one in found] == [0.585, 0.545]
+    assert [one["told"]["predicted_per_second"] for one in found] == [83.3, 80.1]
+
+
+def test_emphasis_within_a_cell_is_not_part_of_a_name(tmp_path: Path) -> None:
+    table = "| build | draft_n | accepted |\n|-|-|-|\n| **b102** (`cf06ad`) | 160 | **120** |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert one["place"] == "b102 (cf06ad)"
+    assert [one["told"][name] for name in COUNTS] == [120, 160]
+
+
+@pytest.mark.parametrize("sign", ["+/-", "±"])
+def test_a_mean_of_rates_with_its_spread_contradicts_no_counts(tmp_path: Path, sign: str) -> None:
+    table = "| run | t/s | accept rate | stats |\n|-|-|-|-|\n"
+    table += f"| a | 32.3 | 26.5% {sign} 4.0% | `draft: drafts 220/516, tokens 482/1546` |\n"
+    store = imported(tmp_path, table)
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [482, 1546] and not rules(store)
+
+
+def test_prompt_and_output_together_are_no_speed_of_decoding(tmp_path: Path) -> None:
+    table = "| Metric | plain | dflash |\n|-|-|-|\n| Output tokens/s | 60.1 | 140.5 |\n"
+    table += "| Total tokens/s | 90.2 | 210.5 |\n| Mean accepted length | — | 3.5 |\n"
+    _, told = (one["told"] for one in imported(tmp_path, table).runs[0]["requests"])
+    assert (told["predicted_per_second"], told["mean_acceptance_length"]) == (140.5, 3.5)
+
+
+def test_shares_of_a_line_that_is_cut_are_left_out(tmp_path: Path) -> None:
+    line = (
+        "INFO 04-08 07:59:24 [metrics.py:101] SpecDecoding metrics: Mean acceptance length: 1.50, "
+    )
+    line += "Accepted: 10 tokens, Drafted: 300 tokens, Per-position acceptance rate: 0.3"
+    store = imported(tmp_path, line + "\n")
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [10, 300] and not rules(store)
+    assert told["acceptance_per_position"] is None
+
+
+def test_a_sample_that_is_cut_is_named(tmp_path: Path) -> None:
+    text = "# TYPE vllm:spec_decode_num_drafts_total counter\n"
+    text += 'vllm:spec_decode_num_drafts_total{engine="0"} 50\n'
+    text += 'vllm:spec_decode_num_draft_tokens_total{engine="0"} 150\n'
+    store = imported(tmp_path, text + 'vllm:spec_decode_num_accepted_tokens_total{engine="0",mo\n')
+    (told,) = (one["told"] for one in store.runs[0]["requests"])
+    assert [told.get(name) for name in ("num_accepted_draft_tokens", *STEPS)] == [None, 150, 50]
+    (message,) = (one.message for one in recorded(store))
+    assert "line 4: vllm:spec_decode_num_accepted" in message
+
+
+def test_drafters_statistics_count_without_a_line_on_acceptance(tmp_path: Path) -> None:
+    text = (
+        "prompt eval time = 109.10 ms / 24 tokens (4.55 ms per token, 219.98 tokens per second)\n"
+    )
+    text += "eval time = 38000.00 ms / 1000 tokens (38.00 ms per token, 26.32 tokens per second)\n"
+    text += "statistics draft: #calls(b,g,a) = 1 424 35, #gen drafts = 350, #acc drafts = 35, "
+    text += "#gen tokens = 1552, #acc tokens = 691, dur(b,g,a) = 0.000, 9413.544, 0.022 ms\n"
+    store = imported(tmp_path, text)
+    found = [one["told"] for one in store.runs[0]["requests"]]
+    assert [[one.get(name) for name in COUNTS] for one in found] == [[691, 1552], [None, None]]
+    assert not rules(store)
+
+
+def test_rounds_whose_drafts_have_no_length_are_named(tmp_path: Path) -> None:
+    head = "slot update_slots: id  3 | task 0 | accepted "
+    text = "".join(
+        f"{head}{one} draft tokens, new n_tokens = 99\n" for one in ("11/0", "2/0", "3/4")
+    )
+    store = imported(tmp_path, text)
+    assert "2 rounds with 0 drafted tokens" in next(iter(recorded(store))).message
+
+
+def test_named_counts_stand_in_a_paragraph_with_other_shares(tmp_path: Path) -> None:
+    text = "It defaults to `0.00`, so the drafter always drafts the whole window of 64 tokens, "
+    text += "however little its probabilities are, and " * 4
+    text += "this gives a draft acceptance **0.070** (96 accepted / 1378 generated) and no gain\n"
+    assert len(text) > 300
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert [told[name] for name in COUNTS] == [96, 1378]
+
+
+def test_a_mean_length_may_be_called_mean_al(tmp_path: Path) -> None:
+    table = "| Drafter | Mean AL | Per-Position AL |\n|-|-|-|\n| a | 2.56 | [0.72, 0.51, 0.32] |\n"
+    (told,) = (one["told"] for one in imported(tmp_path, table).runs[0]["requests"])
+    assert told["mean_acceptance_length"] == 2.56
+    assert told["acceptance_per_position"]["unconditional"] == [0.72, 0.51, 0.32]
+
+
+def test_draft_proposals_are_drafts(tmp_path: Path) -> None:
+    text = "Number of draft proposals: 1,000\nNumber of draft tokens generated: 3,000\n"
+    text += "Number of accepted tokens: 950\nMean acceptance length: 1.95\n\n"
+    text += "Acceptance rate at token 0: 0.60\nAcceptance rate at token 1: 0.30\n"
+    (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
+    assert [told[name] for name in (*COUNTS, *STEPS)] == [950, 3000, 3000, 1000]
+    assert told["acceptance_per_position"]["unconditional"] == [0.6, 0.3]
