@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.observe.rounds.log_rounds import LogRound
@@ -264,7 +265,8 @@ class RowWriter:
             if i == n_kept and log is not None:
                 self._undone_tokens(ids, first_pos, one, log, tokens)
             token_id, text, index = token.token_id, self._text(token), i if i < n_kept else None
-            drafted = _NOT_LOGGED if index is None else _drafted(log, i, draws, token_id)
+            is_drafted = index is not None and log is not None
+            drafted = _drafted(log, i, draws, token_id) if is_drafted else _NOT_LOGGED
             # tuples: many thousands are turned into columns at once
             self._tokens_of += (*where, first_pos + i, kind, token_id, text, index, *drafted)
 
@@ -295,7 +297,7 @@ class RowWriter:
         if self._vocabulary is None or token.token_id is not None or not token.alone:
             return token
         found = self._vocabulary.ids_of_piece((token.text or "").encode())
-        return token._replace(token_id=found[0]) if len(found) == 1 else token
+        return replace(token, token_id=found[0]) if len(found) == 1 else token
 
     def _text(self, token: StreamedToken) -> str | None:
         """The text of a token's row: none if the id determines it."""
