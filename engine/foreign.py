@@ -64,13 +64,17 @@ def is_whole(value: Any, most: int = COUNT) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-_whole_numbers = cache(lambda most: list[Annotated[int, Meta(ge=0, le=most)]])
+@cache
+def _whole_numbers(most: int) -> type[msgspec.Struct]:
+    """A record of one such list: to hash the list's own type takes longer than most conversions."""
+    field = ("values", list[Annotated[int, Meta(ge=0, le=most)]])
+    return msgspec.defstruct("_Whole", [field], array_like=True)
 
 
 def are_whole(values: Sequence[Any], most: int = COUNT) -> bool:
     """Whether all values are integers from 0 to `most`."""
     try:
-        msgspec.convert(values, _whole_numbers(most))
+        msgspec.convert((values,), _whole_numbers(most))
     except msgspec.ValidationError:
         return False
     return True

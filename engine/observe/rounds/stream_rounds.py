@@ -298,13 +298,12 @@ class StreamRounds:
                 break
             drafted = more.draft_n - now.draft_n
             accepted = more.draft_n_accepted - now.draft_n_accepted
-            if more.predicted_ms != now.predicted_ms:
+            if (later := more.predicted_ms - now.predicted_ms) > 0:
                 is_valid = 0 <= accepted <= drafted <= LONGEST_DRAFT
-                is_later = more.predicted_ms > now.predicted_ms
-                if not (is_valid and is_later and self._is_plain(group, now.predicted_n)):
+                if not (is_valid and self._is_plain(group, now.predicted_n)):
                     break
                 found = self._next(more, 1, drafted, accepted)
-            elif drafted or accepted:
+            elif later or drafted or accepted:
                 break
             self._tokens.append(StreamedToken(one.token_id, one.content, self._is_text_whole))
             self._is_text_whole, now, at = True, more, at + 1
