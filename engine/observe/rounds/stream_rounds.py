@@ -123,21 +123,21 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
         return None
-    counts, timings = (found.tokens_predicted, found.tokens_evaluated), found.timings
+    choices, timings = found.choices, found.timings
     stream: tuple[Any, ...]
     """Identifies a stream: its id, or the time of the prompt."""
-    if found.stop or bool(found.id) == (found.choices is None):
+    if found.stop or bool(found.id) == (choices is None):
         return None
-    if found.choices is not None:
-        if found.content or found.tokens or counts[0] is not None:
+    if choices is not None:
+        if found.content or found.tokens or found.tokens_predicted is not None:
             return None
-        (one,), stream = found.choices, (found.id,)
+        (one,), stream = choices, (found.id,)
         found.content = (one.text or "") if one.delta is None else message(one.delta)
         found.index, found.tokens, found.choices = one.index, one.token_ids or (), None
     elif not found.done and found.created_at:
         stream, said = (), found.message or {}
         found.content = found.response or said.get("thinking", "") + said.get("content", "")
-    elif timings is None or None in counts:
+    elif timings is None or None in (found.tokens_predicted, found.tokens_evaluated):
         return None
     else:
         stream = timings.cache_n, timings.prompt_n, timings.prompt_ms
