@@ -47,6 +47,9 @@ def test_many_objects_are_read_as_few_are(text: str) -> None:
 def test_a_number_of_too_many_digits_is_a_text() -> None:
     for digits in ("1" * 41, "-" + "9" * 5000):
         assert parse_json(f'{{"id": {digits}}}') == {"id": digits}
+    for n in range(5):  # also in a long text, wherever it is
+        text, digits = "x" * (5000 + n), "1" * 41
+        assert parse_json(f'["{text}", {digits}, {digits[1:]}]') == [text, digits, int(digits[1:])]
 
 
 @pytest.mark.parametrize(

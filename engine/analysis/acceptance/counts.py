@@ -325,7 +325,9 @@ def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
     for one in requests:
         names = "mean_acceptance_length", "predicted_per_second"
         mean, speed = map(one.told.get, names)
-        time = str(one.record.get("time"))
+        if (time := str(one.record.get("time"))) == "None":
+            yield {}
+            continue
         engine = one.place.removesuffix(time)
         try:
             now = datetime.fromisoformat(time)

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -112,6 +112,7 @@ _TYPED = {
 """Typographic quotes of chat and mail programs, and zero-width characters."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _QUOTE, _NOT_QUOTED = re.compile(rb"(?m)^[ \t]{0,8}> ?"), re.compile(rb"(?m)^[ \t]{0,8}[^>\s]")
+_Path: TypeAlias = tuple[str, ...]
 _QUOTES = re.compile(r"(?m)^(?:[ \t]{0,8}>){1,9} ?")
 
 
@@ -270,27 +271,27 @@ def _unquoted(text: bytes) -> bytes:
     return re.sub(rb'\\(["\\])', rb"\1", text)
 
 
-def _texts_in(data: bytes) -> list[tuple[tuple[str, ...], str]]:
+def _texts_in(data: bytes) -> list[tuple[_Path, str]]:
     """The texts in JSON values, empty for other bytes."""
+    found: list[tuple[_Path, str]] = []
     with suppress(TraceFileError):
-        return [*_texts([value for _, value in read_documents(data, "")[0]], ())]
-    return []
+        _add_texts(found, [value for _, value in read_documents(data, "")[0]], ())
+    return found
 
 
-def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every text in an object or a list in order, with its path of keys."""
+def _add_texts(found: list[tuple[_Path, str]], value: Any, path: _Path) -> None:
+    """Add every text in an object or a list in order, with its path of keys."""
     is_object, listed = isinstance(value, dict), (*path, "[]")
     if not is_object and set(map(type, value)) == {str}:
-        yield from zip(repeat(listed), value, strict=False)
+        found += zip(repeat(listed), value, strict=False)
         return
     for key, one in value.items() if is_object else zip(repeat("[]"), value):
-        here = (*path, key) if is_object else listed
         if isinstance(one, str):
-            yield here, one
+            found.append(((*path, key), one))
         elif isinstance(one, dict | list):
-            yield from _texts(one, here)
+            _add_texts(found, one, (*path, key))
         elif isinstance(one, int | float) and _IS_TIME(key):
-            yield here, str(one)
+            found.append(((*path, key), str(one)))
 
 
 def before_and_after(paths: Sequence[Path]) -> Iterator[tuple[Path, Path | None]]:

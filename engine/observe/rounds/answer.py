@@ -227,10 +227,7 @@ class Answer:
         else:
             text = chunk.text or "".join(one.text for one in chunk.additions)
         if text:
-            self._n_text += len(text)
-            if self._n_text > MOST_TEXT:
-                raise UnreadableError(f"sent more than {MOST_TEXT:,} characters for one prompt")
-            self.texts.append(text)
+            self._add_texts([text])
         if chunk.timings is None:
             self._n_untimed += bool(text)
             return
@@ -252,15 +249,24 @@ class Answer:
         self._push(self._rounds.add(chunk))
 
     def _take_rounds(self, additions: Sequence[Addition], at_ms: float) -> None:
-        """Chunks with timings: the first one of a round like any chunk, the others at once."""
+        """Chunks with timings: usual ones a round at once, others like any chunk."""
         at = 0
         while at < len(additions):
-            self.take(additions[at].chunk, at_ms)
-            end = self._rounds.go_on(additions, at + 1)
-            more = [one.content for one in additions[at + 1 : end]]
-            self.texts += more
-            self._n_text += sum(map(len, more))
-            self.told, at = additions[end - 1].timings, end
+            begin, (at, rounds) = at, self._rounds.go_on(additions, at)
+            if at == begin:
+                self.take(additions[at].chunk, at_ms)
+                at += 1
+                continue
+            self._add_texts([one.content for one in additions[begin:at]])
+            self.told, self._is_whole = additions[at - 1].timings, False
+            if rounds:
+                self._push(rounds)
+
+    def _add_texts(self, texts: list[str]) -> None:
+        self._n_text += sum(map(len, texts))
+        if self._n_text > MOST_TEXT:
+            raise UnreadableError(f"sent more than {MOST_TEXT:,} characters for one prompt")
+        self.texts += texts
 
     def end(self, at_ms: float) -> None:
         """End the answer. Raises ContradictionError."""

@@ -208,7 +208,7 @@ def _filled(
     return tuple(
         token
         if token.token_id is not None or i >= len(logged) or logged[i] == UNKNOWN_TOKEN
-        else token._replace(token_id=logged[i][0])
+        else replace(token, token_id=logged[i][0])
         for i, token in enumerate(tokens)
     )
 

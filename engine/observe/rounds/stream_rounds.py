@@ -16,7 +16,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -29,6 +29,7 @@ from engine.observe.rounds.withheld_tokens import (
     Merged,
     NoShareError,
     PlaneReach,
+    only_share,
     possible_shares,
 )
 
@@ -122,21 +123,21 @@ def _addition(text: str) -> tuple[Addition, tuple[Any, ...]] | None:
         found = _DECODER.decode(data := text.encode())
     except (msgspec.MsgspecError, ValueError):
         return None
-    counts, timings = (found.tokens_predicted, found.tokens_evaluated), found.timings
+    choices, timings = found.choices, found.timings
     stream: tuple[Any, ...]
     """Identifies a stream: its id, or the time of the prompt."""
-    if found.stop or bool(found.id) == (found.choices is None):
+    if found.stop or bool(found.id) == (choices is None):
         return None
-    if found.choices is not None:
-        if found.content or found.tokens or counts[0] is not None:
+    if choices is not None:
+        if found.content or found.tokens or found.tokens_predicted is not None:
             return None
-        (one,), stream = found.choices, (found.id,)
+        (one,), stream = choices, (found.id,)
         found.content = (one.text or "") if one.delta is None else message(one.delta)
         found.index, found.tokens, found.choices = one.index, one.token_ids or (), None
     elif not found.done and found.created_at:
         stream, said = (), found.message or {}
         found.content = found.response or said.get("thinking", "") + said.get("content", "")
-    elif timings is None or None in counts:
+    elif timings is None or None in (found.tokens_predicted, found.tokens_evaluated):
         return None
     else:
         stream = timings.cache_n, timings.prompt_n, timings.prompt_ms
@@ -161,7 +162,7 @@ class ContradictionError(ValueError):
     """The counters cannot be those of rounds. The message is a sentence without its end."""
 
 
-class StreamedToken(NamedTuple):
+class StreamedToken(Struct, frozen=True, gc=False):
     """An output token. token_id, text: None if not given. alone: the text is this token's only."""
 
     token_id: int | None = None
@@ -281,36 +282,56 @@ class StreamRounds:
         if now.predicted_ms == self._group.name_ms:
             self._group.last_seen = now.predicted_n
             return found
-        self._push_group()
-        if n_new == 1:
-            self._close(now.predicted_n - 1)
-        at = now.predicted_n
-        self._group = Chunks(
-            now.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
-        )
-        return found + self._settle()
+        return found + self._next(now, n_new, drafted, accepted)
 
-    def go_on(self, additions: Sequence[Addition], at: int) -> int:
-        """Add consecutive additions of one token each to the previous chunk's round; returns where
-        others begin."""
+    def go_on(self, additions: Sequence[Addition], at: int) -> tuple[int, list[ObservedRound]]:
+        """Add consecutive additions of one token each: the rest of the previous chunk's round and,
+        if it withholds nothing, the first one of the next. Returns where others begin, and rounds
+        that are settled now."""
         now, group, begin = self.told, self._group, at
+        found: list[ObservedRound] = []
         if group is None or group.name_ms != now.predicted_ms:
-            return at
+            return at, found
         for one in islice(additions, begin, None):
             more = one.timings
-            if (
-                more is None
-                or more.predicted_ms != now.predicted_ms
-                or more.predicted_n != now.predicted_n + 1
-                or more.draft_n != now.draft_n
-                or more.draft_n_accepted != now.draft_n_accepted
-            ):
+            if more is None or more.predicted_n != now.predicted_n + 1:
+                break
+            drafted = more.draft_n - now.draft_n
+            accepted = more.draft_n_accepted - now.draft_n_accepted
+            if (later := more.predicted_ms - now.predicted_ms) > 0:
+                is_valid = 0 <= accepted <= drafted <= LONGEST_DRAFT
+                if not (is_valid and self._is_plain(group, now.predicted_n)):
+                    break
+                found = self._next(more, 1, drafted, accepted)
+            elif later or drafted or accepted:
                 break
             self._tokens.append(StreamedToken(one.token_id, one.content, self._is_text_whole))
             self._is_text_whole, now, at = True, more, at + 1
-        self.told, group.last_seen = now, max(group.last_seen, now.predicted_n)
+            if found:
+                break
+            group.last_seen = more.predicted_n
+        self.told = now
         self._reach.hold_back(0, at - begin)
-        return at
+        return at, found
+
+    def _is_plain(self, group: Chunks, stop: int) -> bool:
+        """Whether a group that ends with token `stop` is one round, and all before it are known."""
+        if self._open or self._segments or group.gap or group.last_seen < 2:
+            return False
+        n_own = stop - self._closed - group.accepted
+        return n_own == 1 or (n_own == 2 and group.undone > 0)
+
+    def _next(self, now: Timings, n_new: int, drafted: int, accepted: int) -> list[ObservedRound]:
+        """Begin a group with a chunk of new tokens; returns rounds that are settled now."""
+        assert self._group is not None
+        self._push_group()
+        at = now.predicted_n
+        if n_new == 1:
+            self._close(at - 1)
+        self._group = Chunks(
+            now.predicted_ms, self._group.name_ms, drafted, accepted, n_new - 1, at, at
+        )
+        return self._settle()
 
     def end(self, *, is_whole: bool) -> list[ObservedRound]:
         """End of the answer: returns the open rounds. is_whole: the last one was not cut."""
@@ -347,6 +368,10 @@ class StreamRounds:
         found: list[ObservedRound] = []
         while self._segments:
             (groups, start, stop), reach, lengths = self._segments[0], self._reach, self._lengths
+            if (share := only_share(groups, stop - start, reach)) is not None:
+                del self._segments[0]
+                found.append(self._round(groups[0], [share]))
+                continue
             must = for_good or len(self._segments) >= _MOST_HELD
             known = (start, reach.deepest_removal, reach.shallowest_restore, len(lengths))
             if known == self._tried and not must:

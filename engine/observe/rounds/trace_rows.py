@@ -6,10 +6,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from engine.analysis.acceptance.accept_rules import AcceptRule
 from engine.observe.rounds.log_rounds import LogRound
@@ -236,7 +238,7 @@ class RowWriter:
             None if is_one else one.n_merged,
             *(one.drafted, one.accepted, one.emitted),
             one.name_ms - one.before_ms if is_placed and t_ms is not None else None,
-            *(of_log or (None,) * len(_OF_LOG)),
+            *(of_log or _NO_LOG),
         )
         if one.drafted and is_one and drafter:
             self._drafts += ids["round"], ids["seq_id"], drafter, one.drafted
@@ -264,7 +266,8 @@ class RowWriter:
             if i == n_kept and log is not None:
                 self._undone_tokens(ids, first_pos, one, log, tokens)
             token_id, text, index = token.token_id, self._text(token), i if i < n_kept else None
-            drafted = _NOT_LOGGED if index is None else _drafted(log, i, draws, token_id)
+            is_drafted = index is not None and log is not None
+            drafted = _drafted(log, i, draws, token_id) if is_drafted else _NOT_LOGGED
             # tuples: many thousands are turned into columns at once
             self._tokens_of += (*where, first_pos + i, kind, token_id, text, index, *drafted)
 
@@ -295,7 +298,7 @@ class RowWriter:
         if self._vocabulary is None or token.token_id is not None or not token.alone:
             return token
         found = self._vocabulary.ids_of_piece((token.text or "").encode())
-        return token._replace(token_id=found[0]) if len(found) == 1 else token
+        return replace(token, token_id=found[0]) if len(found) == 1 else token
 
     def _text(self, token: StreamedToken) -> str | None:
         """The text of a token's row: none if the id determines it."""
@@ -316,6 +319,7 @@ _DRAFT = ("round", "seq_id", "drafter", "num_draft_tokens")
 _TOKEN = ("round", "seq_id", *COLUMNS["tokens"], *_OF_DRAFT)
 """Columns of a token's row."""
 _OF_LOG = "checkpoint_bytes", "draft_n_max", *(f"{phase}_ms" for phase in PHASES)
+_NO_LOG = (None,) * len(_OF_LOG)
 _ROUND = ("seq_id", *COLUMNS["rounds"], *_OF_LOG)
 """Columns of a round's row."""
 
@@ -370,12 +374,8 @@ def told_figures(told: Sequence[Timings], has_rows: bool, has_times: bool) -> di
     has_rows: rounds are known as well; else figures that need them are None. has_times: for all
     sequences, so that the time in which any of them was generating is known.
     """
-    every = [
-        (t.cache_n, t.prompt_n, t.prompt_ms, t.predicted_n, t.draft_n, t.draft_n_accepted)
-        for t in told
-    ]
     n_cached, n_prompt, prompt_ms, n_predicted, drafted, accepted = map(
-        sum, zip(*every, strict=True)
+        sum, zip(*map(_SUMMED, told), strict=True)
     )
     figures: dict[str, Any] = {
         "cache_n": n_cached,
@@ -420,6 +420,9 @@ def _known(figures: dict[str, float]) -> dict[str, float | None]:
     return {name: value or None for name, value in figures.items()}
 
 
+_SUMMED = attrgetter(
+    *("cache_n", "prompt_n", "prompt_ms", "predicted_n", "draft_n", "draft_n_accepted")
+)
 _NEED_ROWS = (*BY_STEP, "rollback_depth_histogram")
 _OF_PROMPT = ("prompt_ms", *speeds("prompt", 0.0, 0))
 _NEED_TIMES = ("predicted_ms", *answer_speeds(0.0, 0, 0))

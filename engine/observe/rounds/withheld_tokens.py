@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
+from msgspec import Struct
+
 _MOST_TAIL = 64
 """Most tokens of a round after its last chunk."""
 
@@ -90,8 +92,7 @@ class PlaneReach:
         return "restore" if undone >= self.shallowest_restore else ""
 
 
-@dataclass(slots=True)
-class Chunks:
+class Chunks(Struct):
     """Chunks with equal predicted_ms (their name). before_ms: the previous name. drafted, accepted:
     increase of the counters. gap: tokens held back before the first chunk, of this group or the
     previous one. first_seen, last_seen: numbers of the tokens that end its first and last chunk.
@@ -122,17 +123,21 @@ class Merged:
     path: str
 
 
+def only_share(groups: list[Chunks], n_tokens: int, reach: PlaneReach) -> Merged | None:
+    """A group as one round of n tokens if it shares none, as nearly all do; None otherwise."""
+    path = _path_of(groups[0], n_tokens, reach) if len(groups) == 1 else None
+    return None if path is None or groups[0].gap else _one(n_tokens, path)
+
+
 def possible_shares(
     groups: list[Chunks], start: int, stop: int, reach: PlaneReach, lengths: set[int]
 ) -> list[list[Merged]]:
-    """The possibilities for each group; the first of each fit together. Groups follow token `start`
-    and end with token `stop`. lengths: of drafts of separate rounds, including 0.
+    """The possibilities for each group without an `only_share`; the first of each fit together.
+    Groups follow token `start` and end with token `stop`. lengths: of drafts of separate rounds,
+    including 0.
 
     Raises NoShareError if nothing fits.
     """
-    path = _path_of(groups[0], stop - start, reach) if len(groups) == 1 else None
-    if path is not None and not groups[0].gap:  # nothing is shared, as in nearly every round
-        return [[_one(stop - start, path)]]
     reach.asked.add(-1)
     for strict in (True, False):
         ends = _ends(groups, start, stop, reach, lengths, strict)

@@ -31,6 +31,7 @@ from engine.observe.files.records.replies import KeptReply, kept_replies, read_r
 from engine.observe.files.records.request import RecordedRequest
 from engine.observe.files.records.writing import write_replies, write_requests
 from engine.observe.rounds.server_log import MOST_REQUESTS
+from engine.observe.rounds.stream_rounds import Addition
 from engine.trace.store import TraceStore
 
 _HEAD = 1 << 18
@@ -109,13 +110,14 @@ def fill(
     documents, left_out = (
         ([("", table_values(data))], "") if is_summary_table(data) else read_documents(data, file)
     )
-    every = nodes(file, [*watched(documents, cancelled)], _SIGNS)
+    others = [one for one in watched(documents, cancelled) if type(one[1]) is not Addition]
+    every = nodes(file, others, _SIGNS)
     every = [one for one in watched(every, cancelled) if WARMUP not in one.path]
     shape = SHAPES.get(name) if name is not None else _shape_of(every, file)
     if shape is None and name != REPLY:  # an unknown engine may name its counts
         data = as_json(data[:_HEAD].decode("utf-8-sig", "replace")).encode("utf-8", "replace")
         shape = counted_shape(data)
-        every = nodes(file, documents, set() if shape is None else shape.keys)
+        every = nodes(file, others, set() if shape is None else shape.keys)
         every = [node for node in every if not _SET.search(".".join(node.path[-1:]))]
     # AIPerf has the counts of the replies that it keeps
     replies = [] if shape is AIPERF else [*watched(kept_replies(documents), cancelled)]
@@ -131,15 +133,15 @@ def fill(
         if not alone and not replies:
             raise _nothing(file, shape.title)
         if replies or all(node.values.keys() >= _WHOLE for node in alone):
-            del data, every, documents
+            del data, every, documents, others
             return [write_replies(store, replies, alone, file, left_out, cancelled)]
-    for _, value in documents:
+    for _, value in others:
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict) and isinstance(ids := one.get("tokens"), array):
                 one["tokens"] = list(ids)  # facts are JSON
     shape = shape or _PLAIN
     found, unknown = _requests(shape, every, replies, file, cancelled)
-    del data, every, documents, replies
+    del data, every, documents, others, replies
     if not found:
         raise _nothing(file, shape.title)
     return [write_requests(store, found, shape.name, file, unknown, left_out=left_out)]

@@ -167,7 +167,7 @@ class _NewRows:
         self.n += 1 + n
         for column, value, each in zip(self._columns.values(), first, steps, strict=True):
             column.append(MISSING if value is None else value)
-            column.extend(_BLANK * n if each is None else each)
+            column.fromlist([MISSING] * n if each is None else each)
 
     def add_tokens(self, *run: Any) -> None:
         """Add consecutive tokens, as a `TokenRun`."""
@@ -206,7 +206,6 @@ class _NewRows:
 _STOPS = ("replacement", "", "end", "target", "bonus")
 _TOKEN = ("round", "seq_id", "pos", "kind", "token_id", "text", "draft_index")
 _MOST_RUNS = 1 << 10
-_BLANK = array("q", [MISSING])
 _COLUMNS = ("pos0", "num_draft_tokens", "num_accepted_draft_tokens", "num_emitted", "verify_width")
 
 
