@@ -67,7 +67,7 @@ def target_facts(
 def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     """The fields of TargetFacts for all questions in order, at least one. The logits themselves are
     read only for tokens that the record of their row (kernels.rows.record) does not contain."""
-    records = [_made(one[0], *one[2:]) if one[1] is None else one[1] for one in questions]
+    records = [_record(*one) for one in questions]
     *starts, _ = [0, *accumulate(map(len, records))]
     known = on_host(np.concatenate(records))
     rows = [one[3] for one in questions]
@@ -98,9 +98,13 @@ def all_target_facts(questions: Sequence[Question]) -> tuple[np.ndarray, ...]:
     return prob, rank, entropy[at], top_ids, top_probs
 
 
-def _made(logits: torch.Tensor, tokens: Sequence[int], rows: Sequence[int]) -> np.ndarray:
-    """A record of the rows up to the last one named."""
+def _record(
+    logits: torch.Tensor, record: np.ndarray | None, tokens: Sequence[int], rows: Sequence[int]
+) -> np.ndarray:
+    """The record of the rows up to the last one named; later ones may not be finite."""
     n = max(rows) + 1
+    if record is not None:
+        return record if len(record) == n else record[:n]
     asked = [0] * n
     for row, token in zip(rows, tokens, strict=True):
         asked[row] = token
@@ -251,6 +255,9 @@ class Recorder:
         so that the rows add up to the elapsed time.
         """
         now, moved = run_clock(), (0, 0)
+        if self._files and now - self._looked >= LOOK_S:
+            self._files.note(self.facts, rounds[0].number)
+            self._looked = now
         if memory and memory.recurrent:
             traffic = memory.recurrent.traffic
             moved = traffic.written, traffic.copied
@@ -302,9 +309,6 @@ class Recorder:
             known = {*tables["tokens"].get("token_id", ())}.union(*drafted, *seen)
             self._writer.learn(known, self._piece)
             resumed, stop, *moved = self._noted[-4:]
-            if self._files and resumed - self._looked >= LOOK_S:
-                self._files.note(self.facts, rounds[-1].number)
-                self._looked = resumed
             elapsed_ms = closed[1] + (resumed - self._resumed) * 1e3
             closed = rounds[-1].number, elapsed_ms, n_before + stop // len(_PASS), (*moved,)
         # only now, so that an interrupt before this point loses nothing

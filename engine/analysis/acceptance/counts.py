@@ -325,10 +325,10 @@ def _estimates(requests: list[RequestFacts]) -> Iterator[dict[str, int]]:
     for one in requests:
         names = "mean_acceptance_length", "predicted_per_second"
         mean, speed = map(one.told.get, names)
-        if (time := str(one.record.get("time"))) == "None":
+        if (time := one.record.get("time")) is None:
             yield {}
             continue
-        engine = one.place.removesuffix(time)
+        engine = one.place.removesuffix(time := str(time))
         try:
             now = datetime.fromisoformat(time)
             seconds = (now - before.get(engine, now)).total_seconds()

@@ -38,6 +38,15 @@ def saving_window(
     return make
 
 
+def with_model(
+    window: MainWindow, model_file: Path, qtbot: QtBot
+) -> tuple[MainWindow, saving.Autosave]:
+    window.open_model(model_file)
+    qtbot.waitUntil(lambda: window.bridge.can_start)
+    assert window.sessions.autosave is not None
+    return window, window.sessions.autosave
+
+
 def crashed(data: Path) -> None:
     builder = TraceBuilder()
     builder.prompt(["x"])
@@ -50,12 +59,9 @@ def test_runs_are_saved_and_a_clean_end_takes_them_away(
 ) -> None:
     window = saving_window()
     assert messages(window) == []
-    window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start)
+    _, autosave = with_model(window, model_file, qtbot)
     window.actions_by_id["run.start"].trigger()
     qtbot.waitUntil(lambda: window.bridge.state is State.READY)
-    autosave = window.sessions.autosave
-    assert autosave is not None
     with qtbot.waitSignal(autosave.saved):
         autosave.save()
     assert open_trace(autosave.folder_of(window.bridge.store)).size() == window.bridge.store.size()
@@ -70,11 +76,7 @@ def test_a_run_that_has_ended_is_saved_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(saving, "SOON_MS", 10)
-    window = saving_window()
-    window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start)
-    saves = window.sessions.autosave
-    assert saves is not None
+    window, saves = with_model(saving_window(), model_file, qtbot)
     with qtbot.waitSignal(saves.saved):
         window.actions_by_id["run.start"].trigger()
     assert not window.bridge.has_run and saves.is_saved(window.bridge.store)
@@ -88,11 +90,7 @@ def test_a_run_is_saved_before_it_is_half_a_minute_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(saving, "EARLY_MS", 1000)
-    window = saving_window()
-    window.open_model(model_file)
-    qtbot.waitUntil(lambda: window.bridge.can_start)
-    saves = window.sessions.autosave
-    assert saves is not None
+    window, saves = with_model(saving_window(), model_file, qtbot)
     engine.rounds = 10**6
     going: list[bool] = []
     saves.saved.connect(lambda: going.append(window.bridge.has_run))

@@ -124,3 +124,16 @@ def test_a_round_takes_its_phases_and_what_lies_between() -> None:
     end = np.array([ends[numbers == number][0] for number in range(len(by_round))])
     np.testing.assert_allclose(np.cumsum(by_round), end, rtol=1e-5)
     assert np.bincount(numbers).max() == 2, "the time of a round is divided among its sequences"
+
+
+def test_files_are_looked_at_in_rounds_that_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int | None] = []
+    run = started()
+    monkeypatch.setattr(recorder, "LOOK_S", 0)
+    monkeypatch.setattr(
+        type(run.files), "note", lambda files, facts, round_, after=None: noted.append(round_)
+    )
+    while run.advance(60):
+        pass
+    numbers = sorted({*run.trace.rounds.column("round").tolist()})
+    assert noted == [*numbers, None] and len(numbers) > 3

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine.decode.recorder import TargetFacts, all_target_facts, target_facts
+from kernels.rows.record import row_record
 
 
 def test_target_facts_against_numpy():
@@ -59,3 +60,13 @@ def test_many_questions_are_answered_like_single_ones(n):
     alone = [target_facts(one[0], *one[2:]) for one in asked]
     for values, field in zip(all_target_facts(asked), fields(TargetFacts), strict=True):
         assert values.tolist() == [x for one in alone for x in getattr(one, field.name)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_later_rows_of_a_record_are_not_looked_at():
+    logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(4))
+    alone = target_facts(logits[:2], [5, 6])
+    logits[2] = torch.inf
+    record = row_record(logits, 5, torch.tensor([5, 6, 7])).numpy()
+    found = all_target_facts([(logits, record, [5, 6], [0, 1])])
+    assert TargetFacts(*(x.tolist() for x in found)) == alone
