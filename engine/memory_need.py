@@ -85,6 +85,7 @@ def estimate(
     sizes = {"weights": parts["weights"], "KV": cells * info.kv_bytes_per_token}
     if "draft-mtp" in types and info.mtp_kv_bytes_per_token:
         sizes["MTP KV"] = cells * info.mtp_kv_bytes_per_token
+        sizes["MTP rows"] = n_seqs * n_ctx * info.mtp_row_bytes
         if compute == "q8" and info.draft_head_bytes and options.spec.draft_head == "auto":
             sizes["draft head"] = info.draft_head_bytes
     sizes["state"] = parts["state"]

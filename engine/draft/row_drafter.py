@@ -37,7 +37,7 @@ class PairedRows:
     """What the target has decoded, by position of the drafter's memory.
 
     ahead: the pair at position p has the token at p + ahead of the text and the row of the token
-    before it. rows: float32 [capacity, n_row], as the drafter takes them; marks: [capacity,
+    before it. rows: float32 [n_ctx + 1, n_row], as the drafter takes them; marks: [n_ctx + 1,
     N_MARKS] of the target's. n_decoded: positions below this are in the drafter's memory with
     correct pairs.
     """
@@ -49,28 +49,26 @@ class PairedRows:
     n_decoded: int = 0
 
     @classmethod
-    def empty(cls, ahead: int, n_row: int, device: torch.device) -> PairedRows:
-        """An empty store. The first token of a text has no row before it: zeros, if it has a
-        pair."""
-        rows, marks = (torch.zeros(1, n, device=device) for n in (n_row, N_MARKS))
+    def empty(cls, ahead: int, n_ctx: int, n_row: int, device: torch.device) -> PairedRows:
+        """An empty store for n_ctx tokens. The first token of a text has no row before it: zeros,
+        if it has a pair."""
+        rows, marks = (torch.empty(n_ctx + 1, n, device=device) for n in (n_row, N_MARKS))
+        rows[0] = marks[0] = 0
         return cls(ahead, rows, marks)
 
     def afresh(self) -> PairedRows:
         """The same pairs, with none in memory yet."""
-        rows, marks = self.rows.clone(), self.marks.clone()
-        return PairedRows(self.ahead, rows, marks, self.tokens.copy())
+        other = PairedRows(
+            self.ahead, *map(torch.empty_like, (self.rows, self.marks)), self.tokens.copy()
+        )
+        n = len(self.tokens) + 1 - self.ahead
+        other.rows[:n], other.marks[:n] = self.rows[:n], self.marks[:n]
+        return other
 
     def write(self, pos0: int, tokens: Sequence[int], rows: Tensor, hidden: Tensor) -> None:
         """Store tokens at pos0 of the text, and rows where the pairs after them use them."""
         self.tokens[pos0:] = tokens
         start, stop = pos0 + 1 - self.ahead, len(self.tokens) + 1 - self.ahead
-        capacity = self.rows.shape[0]
-        if stop > capacity:
-            n_more = max(stop, 2 * capacity) - capacity
-            self.rows, self.marks = (
-                torch.cat((known, known.new_empty(n_more, known.shape[1])))
-                for known in (self.rows, self.marks)
-            )
         self.rows[start:stop] = rows
         self.marks[start:stop] = hidden[:, :N_MARKS]
 
@@ -247,7 +245,8 @@ class RowDrafter(ModelDrafter):
 
     def _of(self, seq: int) -> PairedRows:
         if seq not in self._paired:
-            self._paired[seq] = PairedRows.empty(self.AHEAD, self._n_row, self._device)
+            n_ctx = self._memory.attention.n_ctx
+            self._paired[seq] = PairedRows.empty(self.AHEAD, n_ctx, self._n_row, self._device)
         return self._paired[seq]
 
 

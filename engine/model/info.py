@@ -41,7 +41,8 @@ class ModelInfo:
     snapshot of one sequence (recurrent states and convolution windows). log_bytes_per_token: what
     replaying one token needs instead of a snapshot (k, u, g, window). llama_cpp: how llama.cpp
     undoes tokens, and other notes. tokenizer: in one line. kv_bytes_per_token: one attention cell
-    over the trunk; mtp_kv_bytes_per_token: of the MTP block. cell, mtp_cell: the number of key and
+    over the trunk; mtp_kv_bytes_per_token: of the MTP block; mtp_row_bytes: of the rows that
+    draft-mtp keeps, per token. cell, mtp_cell: the number of key and
     value elements in them. window: if not 0, llama.cpp keeps at most this many tokens; block_rows:
     (tokens, elements) of block rows. draft_head_bytes: what draft-mtp copies of the output head in
     mode q8. has_llama_cpp_planes: whether llama.cpp rolls back with snapshot planes.
@@ -62,6 +63,7 @@ class ModelInfo:
     log_bytes_per_token: int
     kv_bytes_per_token: int
     mtp_kv_bytes_per_token: int
+    mtp_row_bytes: int
     cell: tuple[int, int]
     mtp_cell: tuple[int, int]
     window: int
@@ -142,6 +144,7 @@ def describe(file: GgufFile, device: str = "cpu", *, has_mtp_file: bool = False)
         log_bytes_per_token=log,
         kv_bytes_per_token=sum(size.n_bytes for size in config.cells().values()),
         mtp_kv_bytes_per_token=of_head.n_bytes if of_head else 0,
+        mtp_row_bytes=4 * config.n_handed if of_head else 0,
         cell=_numbers(config.cells().values()),
         mtp_cell=_numbers([of_head] if of_head else []),
         window=next((part.window for part in compressed), 0),

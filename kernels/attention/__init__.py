@@ -105,7 +105,7 @@ def attend_with_torch(*inputs: *AttendArguments) -> Tensor:
     n_cells, head_dim = k.shape[2:]
     few = q.shape[1] <= FEW_TOKENS and n_cells * head_dim >= MANY_VALUES
     if sinks is not None or few:
-        return _grouped(*inputs)
+        return attend_grouped(*inputs)
     o = functional.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, attn_mask=mask.unsqueeze(1), scale=scale, enable_gqa=True
     )
@@ -132,16 +132,18 @@ def attend_invariant_with_torch(*inputs: *AttendArguments) -> Tensor:
 
 def _one(q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None) -> Tensor:
     if sinks is not None or k.shape[2] * k.shape[3] >= MANY_VALUES:
-        return _grouped(q, k, v, None, scale, sinks)
+        return attend_grouped(q, k, v, None, scale, sinks)
     o = functional.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, scale=scale, enable_gqa=True
     )
     return o.transpose(1, 2)
 
 
-def _grouped(
+def attend_grouped(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor | None = None
 ) -> Tensor:
+    """Attention in two matrix products over the heads of a group together; mask None: all visible.
+    Keeps its scores, f32 [B, H, T, N]."""
     n_batch, n_tokens, n_heads, head_dim = q.shape
     n_kv_heads, n_cells = k.shape[1:3]
     repeat = n_heads // n_kv_heads

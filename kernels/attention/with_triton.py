@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention import FEW_TOKENS, AttendArguments, attend_with_torch
+from kernels.attention import FEW_TOKENS, AttendArguments, attend_grouped, attend_with_torch
 from kernels.linear.block_linear.with_triton import FEW_ROWS
 from kernels.linear.block_parts import IntegerRows, PreparedRows, Rows
 from kernels.linear.integer_blocks.rows_with_triton import (
@@ -33,6 +33,8 @@ from kernels.triton_setup import LEAST_DEPTH, as_rows, cdiv, jit, power_of_2
 ROWS, CELLS, CHUNK = 16, 16, 64
 # cells of a split: four tiles, and more of them once there are splits enough for any device
 LEAST_CELLS, MOST_SPLITS = 64, 64
+# scores of a prompt that torch keeps at once: 256 MiB, twice more while they become weights
+MOST_SCORES = 1 << 26
 # numbers of a key: those of latent attention leave no room in registers
 WIDEST = 256
 _GATED = EXPRESSIONS["output_gate"]
@@ -207,7 +209,12 @@ def attend(*inputs: *AttendArguments) -> Tensor:
     """See kernels.attention.attend. Many queries, as of a prompt, and long keys run in torch."""
     q, k, v, mask, scale, sinks = inputs
     parts = _splits(q, k, v, mask, scale)
-    return attend_with_torch(*inputs) if parts is None else _combined(*parts, sinks, q.shape[2])[0]
+    if parts is not None:
+        return _combined(*parts, sinks, q.shape[2])[0]
+    if (n := max(1, MOST_SCORES // (len(q) * q.shape[2] * k.shape[2]))) >= q.shape[1]:
+        return attend_with_torch(*inputs)
+    some = zip(q.split(n, 1), mask.split(n, 1), strict=True)
+    return torch.cat([attend_grouped(x, k, v, seen, scale, sinks) for x, seen in some], 1)
 
 
 def attend_rows(

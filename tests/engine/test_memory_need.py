@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.draft.row_drafter import PairedRows
 from engine.gguf.file import GgufFile
 from engine.machine.device import CPU
 from engine.memory.hybrid import HybridMemory
@@ -42,6 +43,7 @@ def test_every_policy_is_a_product(info: ModelInfo) -> None:
         "weights": info.weight_bytes,
         "KV": 200 * info.kv_bytes_per_token,
         "MTP KV": 200 * info.mtp_kv_bytes_per_token,
+        "MTP rows": 200 * info.mtp_row_bytes,
         "state": 2 * info.state_bytes,
         "planes": 6 * info.state_bytes,
     }
@@ -115,6 +117,8 @@ def test_it_is_what_memories_take(name: str, policy: str) -> None:
     if config.mtp:
         of_head = HybridMemory.for_layers(config.mtp_cells(), 3, 100, CPU)
         assert of_head.n_bytes() == found.sizes["MTP KV"]
+        rows = PairedRows.empty(0, 100, config.n_handed, CPU).rows
+        assert 3 * rows[1:].nbytes == found.sizes["MTP rows"]
     assert found.later["context checkpoints"] == 32 * 3 * memory.save(0).n_bytes
 
 

@@ -44,6 +44,7 @@ class FakeInfo:
     llama_cpp: str = "partial rollback"
     kv_bytes_per_token: int = 1000
     mtp_kv_bytes_per_token: int = 0
+    mtp_row_bytes: int = 0
     cell: tuple[int, int] = (128, 128)
     mtp_cell: tuple[int, int] = (0, 0)
     window: int = 0

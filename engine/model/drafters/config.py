@@ -225,7 +225,8 @@ def describe_drafter(file: GgufFile, config: DrafterConfig, device: str = "cpu")
         n_params=sum(info.n_elements for info in own.values()),
         weight_bytes=sum(info.n_bytes for info in tensors),
         loaded_bytes=loaded_bytes(own, device, shares_head=True),
-        cell_bytes=cells + 4 * config.n_kept,
+        cell_bytes=cells,
+        row_bytes=4 * config.n_kept,
         n_target=config.n_target,
         taps=config.taps,
         unused=tuple(one for one in unused if any(name.startswith(one) for name in file.tensors)),
@@ -244,6 +245,7 @@ def describe_mtp_file(file: GgufFile, device: str = "cpu") -> DrafterInfo:
         weight_bytes=sum(info.n_bytes for info in file.tensors.values()),
         loaded_bytes=loaded_bytes(own, device, shares_head="token_embd.weight" not in own),
         cell_bytes=sum(size.n_bytes for size in config.mtp_cells().values()),
+        row_bytes=4 * config.n_handed,
         n_target=config.n_embd,
         taps=(),
         draft_head_bytes=draft_head_bytes(own, device),
@@ -254,8 +256,9 @@ def describe_mtp_file(file: GgufFile, device: str = "cpu") -> DrafterInfo:
 class DrafterInfo:
     """A drafter as described by its file; sizes in bytes.
 
-    loaded_bytes: its own weights in memory by compute mode. cell_bytes: what it keeps per token.
-    taps: see DrafterConfig; none for an MTP block, which reads the row after the final norm.
+    loaded_bytes: its own weights in memory by compute mode. cell_bytes: a cell of its attention;
+    row_bytes: what it keeps of a token's target rows (engine.draft.row_drafter). taps: see
+    DrafterConfig; none for an MTP block, which reads the row after the final norm.
     draft_head_bytes: see ModelInfo. unused: name prefixes of tensors that it does not use.
     """
 
@@ -265,6 +268,7 @@ class DrafterInfo:
     weight_bytes: int
     loaded_bytes: dict[str, int]
     cell_bytes: int
+    row_bytes: int
     n_target: int
     taps: tuple[int, ...]
     draft_head_bytes: int = 0
@@ -275,7 +279,7 @@ class DrafterInfo:
         size in the file."""
         weights = self.loaded_bytes[compute] if compute else self.weight_bytes
         weights += self.draft_head_bytes if compute == "q8" else 0
-        return weights + n_seqs * n_ctx * self.cell_bytes
+        return weights + n_seqs * n_ctx * (self.cell_bytes + self.row_bytes)
 
 
 DRAFT_SIMPLE = "draft-simple"

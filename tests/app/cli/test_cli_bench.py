@@ -94,7 +94,7 @@ def test_a_random_model_can_be_written_and_looked_at(cli: Cli, tmp_path: Path) -
     assert report["drafter"] == "dflash2"
     info = cli("info", path, "--parallel", 2, "--json").json
     assert (info["drafter"], info["n_target"], info["taps"]) == ("draft-dflash", 256, [1, 2, 3])
-    cells = 2 * 4096 * info["cell_bytes"]
+    cells = 2 * 4096 * (info["cell_bytes"] + info["row_bytes"])
     assert info["memory"]["total"] == info["weight_bytes"] + cells
     assert "the inputs of layers 1, 2, 3 of a target with n_embd = 256" in cli("info", path).out
 

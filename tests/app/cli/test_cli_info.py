@@ -187,6 +187,7 @@ def test_info_says_whether_it_fits(cli: Cli) -> None:
     assert server["n_ctx"] == 1024 and here["n_ctx"] == 3000
     assert server["sizes"]["KV"] == 3 * 1024 * (2 * 32 // 32) * (34 + 18)
     assert here["sizes"]["MTP KV"] == 3 * 3000 * 4 * 2 * 2 * 32
+    assert here["sizes"]["MTP rows"] == 3 * 3000 * 4 * 64
     assert here["total"] == sum(here["sizes"].values())
     assert found["memory"]["available"] > 0
     text = cli("info", MTP, "--spec-type", "none", "-ctxcp", 2).out
@@ -232,7 +233,9 @@ def test_info_of_an_mtp_file_and_of_a_trunk_with_it(
     assert "the hidden state after the final norm of a target with n_embd = 64" in out
     sizes = cli("info", trunk, "-md", block, "--json").json["memory"]["draftscope"]["sizes"]
     own = cli("info", block, "--json").json
-    assert sizes["MTP head"] == own["weight_bytes"] + 4096 * own["cell_bytes"]
+    of_token = own["cell_bytes"] + own["row_bytes"]
+    assert own["row_bytes"] == 4 * 64
+    assert sizes["MTP head"] == own["weight_bytes"] + 4096 * of_token
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_large_scores_do_not_overflow(fast):
 def test_both_forms_are_in_use(monkeypatch):
     """One token over a long cache goes the grouped way, over a short one the fused way."""
     calls = []
-    monkeypatch.setattr(attention, "_grouped", lambda *args: calls.append(args) or args[0])
+    monkeypatch.setattr(attention, "attend_grouped", lambda *args: calls.append(args) or args[0])
     for n_cells in (8, attention.MANY_VALUES // 16):
         with_torch.attend(*make(1, 1, (2, 1, 16), n_cells))
     assert [args[1].shape[2] for args in calls] == [attention.MANY_VALUES // 16]

@@ -207,6 +207,14 @@ def test_prompts_run_in_torch(device, monkeypatch):
         assert isinstance(result, tuple) == in_torch
 
 
+@pytest.mark.parametrize("most", [1, 8 * 20 * 7])
+def test_prompts_keep_few_scores(device, monkeypatch, most):
+    monkeypatch.setattr(with_triton, "attend_with_torch", None)
+    monkeypatch.setattr(with_triton, "MOST_SCORES", most)
+    inputs = make(2, 17, (8, 2, 8), 20)
+    assert_near(run(device, *inputs), *inputs)
+
+
 # a block of zeros has no factor: numpy, in which the interpreter counts, says so
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
