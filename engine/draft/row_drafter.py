@@ -58,9 +58,8 @@ class PairedRows:
 
     def afresh(self) -> PairedRows:
         """The same pairs, with none in memory yet."""
-        other = PairedRows(
-            self.ahead, *map(torch.empty_like, (self.rows, self.marks)), self.tokens.copy()
-        )
+        rows, marks = map(torch.empty_like, (self.rows, self.marks))
+        other = PairedRows(self.ahead, rows, marks, self.tokens.copy())
         n = len(self.tokens) + 1 - self.ahead
         other.rows[:n], other.marks[:n] = self.rows[:n], self.marks[:n]
         return other
