@@ -366,7 +366,8 @@ class Redrafts:
             model.lose(max(0, draft.pos0 - how.window))
         for one in self._text.drafts if how.overcuts else ():
             n, n_whole = (model.n_true(i, one.n_drafted) for i in (one.n_accepted, one.n_drafted))
-            if n < n_whole and one.pos0 < draft.pos0:
+            # of target rows those of drafted tokens are removed in every round
+            if (n < n_whole or model.reads_rows) and one.pos0 < draft.pos0:
                 model.lose(one.pos0 - model.ahead + n, one.pos0 - model.ahead + n - 1)
         first, in_place = draft.pos0 - model.ahead + 1 + how.step, then.n_kept is None
         first += off * bool(how.off)

@@ -13,14 +13,25 @@ from engine.draft.block_drafter import BlockDrafter
 from engine.draft.draft_eagle3 import DraftEagle3
 from engine.draft.draft_simple import DraftSimple
 from engine.draft.ngram_drafter import History
+from engine.draft.row_drafter import RowDrafter
 from engine.model.drafters.dflash import Selector
 from engine.model.drafters.dflash_config import DFlashConfig
+from engine.model.drafters.eagle3 import Eagle3
 from engine.model.layers import TargetRows
+from engine.model.mtp import MtpHead
 from engine.observe.drafter_diff.target_rows import CHANGES
 from engine.session import Session
 from engine.trace.run_ref import RunRef
 from tests.support.drafter_bugs import Bug, counts_of
-from tests.support.drafter_patches import Patch, change_logits, no_prompt, no_recordings, stays
+from tests.support.drafter_patches import (
+    Patch,
+    alone,
+    change_logits,
+    map_blocks,
+    no_prompt,
+    no_recordings,
+    stays,
+)
 
 
 def _late(patch: Patch, session: Session) -> None:
@@ -69,6 +80,44 @@ def _overcuts(patch: Patch, session: Session) -> None:
             self._memory.attention.seq_rm(seq, n - 1, n)
 
     patch.setattr(DraftSimple, "observe", cutting)
+
+
+def _overcuts_rows(patch: Patch, session: Session) -> None:
+    """The cell before the newest goes with those of the drafted tokens."""
+    alone(patch)
+    observe = RowDrafter.observe
+
+    def cutting(self: RowDrafter, seq: int, pos0: int, tokens: Any, rows: TargetRows) -> None:
+        observe(self, seq, pos0, tokens, rows)
+        n = self._of(seq).n_decoded
+        self._memory.attention.seq_rm(seq, n - bool(pos0), n)
+
+    patch.setattr(RowDrafter, "observe", cutting)
+
+
+def _short_offsets(patch: Patch, session: Session) -> None:
+    last = session.config.n_vocab - 1
+
+    def short(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return (rows + (ids - rows + 128) % 256 - 128).clamp(0, last)
+
+    patch.setattr(
+        DraftEagle3, "_ids", lambda self, rows: short(rows, self._vocabulary.of_target(rows))
+    )
+    map_blocks(patch, lambda ids: short(torch.arange(len(ids)), ids))
+
+
+def _in_a_ring(patch: Patch, session: Session) -> None:
+    alone(patch)
+    no_recordings(patch)
+    for kind in (MtpHead, Eagle3):
+        layers = kind._layers
+
+        def wrapped(self: Any, *args: Any, layers: Any = layers) -> Any:
+            memory, tokens, positions, *more = args
+            return layers(self, memory, tokens, positions % 64, *more)
+
+        patch.setattr(kind, "_layers", wrapped)
 
 
 def _row_before(patch: Patch, session: Session) -> None:
@@ -212,6 +261,11 @@ PLACED_BUGS: dict[str, Bug] = {
     "cut too far": Bug(
         "drafter state", "also removes the last accepted token", ("simple",), _overcuts
     ),
+    "cut too far in rows": Bug(
+        "drafter state", "also removes the last accepted token", ("eagle3",), _overcuts_rows
+    ),
+    "8-bit offsets": Bug("candidates", "8-bit", ("eagle3-d2t", "dflash-d2t"), _short_offsets),
+    "positions in a ring": Bug("positions", "ring of 64", ("mtp", "eagle3"), _in_a_ring),
     "row before the newest": Bug("drafter state", "before the newest", ("simple",), _row_before),
     "penalised": Bug("candidates", "penalised", ("simple",), _penalised),
     "not mapped in steps": Bug("candidates", "not mapped", ("eagle3-d2t",), _unmapped_step),

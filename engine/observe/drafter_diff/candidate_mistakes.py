@@ -46,6 +46,11 @@ def of_map(ids: Sequence[int], n_vocab: int) -> Iterator[tuple[str, Change]]:
         near = [torch.tensor(x).to(getattr(torch, kind)).long().tolist() for x in (ids, offsets)]
         wrong[f"has ids that are rounded to {kind}"] = near[0]
         wrong[f"has offsets that are rounded to {kind}"] = [*map(add, rows, near[1])]
+    for bits in (8, 16):  # the upper half of them negative
+        half = 1 << bits - 1
+        short = [[(x + half) % (2 * half) - half for x in own] for own in (ids, offsets)]
+        wrong[f"has ids that are read as {bits}-bit numbers"] = [max(0, x) for x in short[0]]
+        wrong[f"has offsets that are read as {bits}-bit numbers"] = [*map(add, rows, short[1])]
     spans = {"": rows}
     for row in (i * len(ids) // _N_PARTS for i in range(1, _N_PARTS)):
         spans[f", from about row {row} on"] = rows[row:]

@@ -40,9 +40,9 @@ _MOST_SCOPED, _MOST_SHOWN, _MOST_PROBED, _STRETCH = 4000, 4, 8, 5
 the most wrong one is tried first, and drafts from the first wrong one on of which a mistake must
 give a part before it is tried on all."""
 _SECONDS, _SECONDS_UNSURE, _OF_SCOPES, _LEAST_OF_TWO = 40.0, 15.0, 0.45, 0.25
-"""CPU seconds for trying mistakes in parts, and if so few are wrong that only one that gives all
-of them counts; the share of them for scoped ones, and the least for two mistakes at once. Drafts of
-a large model are slow."""
+"""CPU seconds for trying mistakes in parts, after all others, and if so few are wrong that only one
+that gives all of them counts; the share of them for scoped ones, and the least for two mistakes at
+once. Drafts of a large model are slow."""
 _NOTHING, _LONGEST, _INSIDE = 1e-9, 64, 0.9
 _HALF = 0.7
 """Share of the distance from right drafts that one of two mistakes may leave."""
@@ -275,7 +275,7 @@ class Trials:
         started, seconds = thread_time(), _SECONDS if is_sure else _SECONDS_UNSURE
         until = started + _OF_SCOPES * seconds
         best, left, clean, drafts = None, dict[int, float](), self.clean(window), self._text.drafts
-        tried_all, half, half_left = list[Guess](), None, _HALF * clean
+        tried_all, half, half_left, in_parts = list[Guess](), None, _HALF * clean, False
         at, most, n_made, is_idle = drafts.index(wrong[0]), clean, 0, False
         n_tried, n_given, unclear = 0, 0, dict[str, str]()
         n_wrong = sum(self.clean([draft]) > 0 for draft in more)
@@ -328,6 +328,9 @@ class Trials:
 
         guesses = iter(guesses)
         for guess, share, is_part in guesses:
+            if is_part and not in_parts:
+                in_parts, started = True, thread_time()
+                until = started + _OF_SCOPES * seconds
             if is_part and (most < _NEAR * clean or thread_time() - started > seconds):
                 continue
             alone = guess.drafts_alone(self._text) and guess.model is self._model

@@ -110,6 +110,10 @@ def test_ids_that_are_rounded_to_the_type_of_weights() -> None:
     assert read("offsets", "bfloat16") == [0, 257, 302, 2051]
     assert read("ids", "float16") == [0, 257, 303, 2052]
     assert not any("offsets that are rounded to float16" in about for about in ways)
+    short = "the map of draft ids (d2t) has {} that are read as 8-bit numbers"
+    for what, tokens in (("ids", [0, 1, 47, 3]), ("offsets", [0, 1, 47, 3])):
+        change = ways[short.format(what)]
+        assert [next(iter(change({token: 1.0}, []))) for token in ids] == tokens
 
 
 def _drafted(tokens: np.ndarray) -> list[RecordedDraft]:

@@ -57,7 +57,8 @@ def test_a_planted_mistake_is_named_first(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["other mask", "prompt cut", "newest rejected", "other anchor", "no window"]
+    "name",
+    ["other mask", "prompt cut", "newest rejected", "other anchor", "no window", "8-bit offsets"],
 )
 @pytest.mark.skipif("dflash" not in kinds(), reason="the drafters are next to the tree")
 @pytest.mark.thinned(5)
@@ -84,7 +85,8 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"],
+    ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"]
+    + ["cut too far in rows"],
 )
 @pytest.mark.thinned(5)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from engine.audit.deviations import CLEAN, TAKEN_BACK, Deviation
 from engine.audit.draft_models import Entries, StepwiseModel
 from engine.audit.recorded_drafts import DraftedText, RecordedDraft, Redrafts
+from engine.observe.drafter_diff import guesses
 from engine.observe.drafter_diff.guesses import Guess, Trials
 from engine.observe.drafter_diff.mistakes import Mistakes
 
@@ -177,6 +178,27 @@ def test_what_gives_the_same_drafts_is_said_with_the_first_that_does(
     many = [parts[3]] * 60 + parts
     best, _ = trials.best(many, *[text.drafts] * 3, text.drafts[:1], [])
     assert best is not None and best.about == f"Half as 2. {others}"
+
+
+def test_parts_have_their_time_whatever_the_others_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, text, model = _guess()
+    text, now = replace(text, drafts=_rounds()), [0.0]
+
+    def left(self: Trials, guess: Guess, drafts: Any, *_: Any) -> dict[int, float]:
+        now[0] += guesses._SECONDS * (guess.about == "Slow.")
+        return {draft.round: 3.0 * (guess.about != "Half.") for draft in drafts}
+
+    monkeypatch.setattr(Trials, "left", left)
+    monkeypatch.setattr(Trials, "_keep", lambda *_: 0)
+    monkeypatch.setattr(guesses, "thread_time", lambda: now[0])
+    nothing: Any = {draft.round: [] for draft in text.drafts}
+    trials = Trials(model, text, (nothing, nothing), lambda _: lambda *_: 3.0)
+    tried = [("Slow.", False)] * 2 + [("Ones.", True)] * 60 + [("Half.", True)]
+    given = [(replace(right, about=about, text=text), 0.34, part) for about, part in tried]
+    best, _ = trials.best(given, *[text.drafts] * 3, text.drafts[:1], [])
+    assert best is not None and best.about == "Half."
+    given[2:2] = [(given[0][0], 0.34, True)] * 2  # parts that take all of it
+    assert trials.best(given, *[text.drafts] * 3, text.drafts[:1], [])[0] is None
 
 
 _ROUNDS = [(2, 0), (3, 2), (6, 1)]
