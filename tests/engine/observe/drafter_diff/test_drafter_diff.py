@@ -85,8 +85,10 @@ def test_a_mistake_of_a_look_up_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["half rolled back", "cut too far", "read as padding", "earliest match", "judged counts"]
-    + ["cut too far in rows"],
+    [
+        *("half rolled back", "cut too far", "cut too far in rows", "read as padding"),
+        *("earliest match", "judged counts"),
+    ],
 )
 @pytest.mark.thinned(5)
 def test_a_mistake_in_one_place_is_named_by_it(name: str) -> None:
