@@ -404,7 +404,7 @@ def checked(
     if name == "depths" and recurrence != "conv":  # with many sequences launches may differ
         # heads share keys here without extras, which may have other code
         many = replace(sizes[0], d_k=least, d_v=least, n_tokens=2, n_sequences=_MANY)
-        plays.append((many, 1))
+        plays.append((many, 2))  # the second reads after all rows, in plain blocks
     if name == "trees" and recurrence == "conv":  # each number of taps has its own code
         plays.append((replace(shape, d_k=4), rounds))
     for one, times in plays:

@@ -22,8 +22,10 @@ from engine.audit.recorded_drafts import Counts, RecordedDraft, added
 from engine.draft.drafter import Draft, Drafter, DraftRequest
 from engine.draft.ngram_cache import N_LONGEST, NgramCache, learn
 from engine.draft.ngram_drafter import History
+from engine.draft.ngram_mod import EMPTY, NgramPool, entry_of
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
+from engine.draft.suffix import SuffixTree
 from engine.gguf.binary import check_cancelled, never
 from engine.memory.hybrid import LentMemories
 from engine.model.layers import TargetRows
@@ -103,7 +105,15 @@ def _learning(
     return draft
 
 
-_LOOK_UP = NgramCache._look_up
+def _filling(self: NgramPool, of_text: bool, tokens: Sequence[int]) -> None:
+    """NgramPool.add that overwrites no entry; of_text: but those that it adds itself."""
+    parts = [tokens[i : i + self._n + 1] for i in range(len(tokens) - self._n)]
+    new = (part for part in parts if self._entries[entry_of(part[:-1])] == EMPTY)
+    for part in [*new] if of_text else new:
+        _ADD(self, part)
+
+
+_LOOK_UP, _ADD, _CHILDREN = NgramCache._look_up, NgramPool.add, SuffixTree._children
 _FARTHEST = 160
 _MOST, _SHARE, _EXPLAINS = 256, 0.05, 0.34
 _MOST_LATE, _MANY_RIGHT = 48, 5
@@ -262,6 +272,14 @@ class LookedUp:
             for size in range(8, _FARTHEST, 8):
                 about = f"it searches only about the newest {size} tokens for matches"
                 yield STATE, about, ((None, "find", partial(_behind, -size)),)
+        if self._name == "suffix":
+            about = "of equally frequent continuations it drafts the newest, not the oldest"
+            newest = partialmethod(lambda self, at: iter([*_CHILDREN(self, at)][::-1]))
+            yield STATE, about, ((SuffixTree, "_children", newest),)
+        for of_text in (False, True) if self._name == "ngram-mod" else ():
+            about = "its table keeps the first token that followed an n-gram, not the latest"
+            about += ", except within one text that it adds" * of_text
+            yield STATE, about, ((NgramPool, "add", partialmethod(_filling, of_text)),)
         module = sys.modules[type(self._new()[0]).__module__]
         for n in (1 << i for i in range(6, 22)) if self._name == "ngram-mod" else ():
             about = f"its table has only about {n} entries, so that n-grams overwrite each other"

@@ -216,8 +216,10 @@ def _operations(
 ) -> Iterator[PartChange]:
     """Each kernel call changed in some way: in all layers, and in one of the first few alone; in a
     loop it reads what an earlier iteration read. Calls of one kernel exchange weights, which is
-    tried first; or weights are the target's of that shape."""
-    tables = _tables(target) if target is not None else []
+    tried first; or one reads another's weights of that shape, or the target's."""
+    tables = [(f"the drafter's {words}", x) for words, x in _tables(found)]
+    if target is not None:
+        tables += [(f"the target's {words}", x) for words, x in _tables(sites(target))]
     places: dict[Any, list[Operation]] = {}
     loops = set[tuple[CodeType, int]]()
     for one in _seen(found, look, loops):
@@ -250,7 +252,7 @@ def _operations(
             for words, table in tables:
                 if table.shape == shape and table is not one.given[key]:
                     change = with_changed({key: lambda _, table=table: table})
-                    about = f"{one.words} reads the target's {words} instead of its own"
+                    about = f"{one.words} reads {words} instead of its own"
                     yield PartChange(one.stage, about, _elsewhere([(alike, change)]))
         for at in ids if isinstance(one.owner, Embedding) and 1 in one.given else ():
             change = with_changed({1: lambda ids, at=at: ids - (ids >= at).to(ids.dtype)})
@@ -266,10 +268,10 @@ def _operations(
     yield from _of_others([*places.values()])
 
 
-def _tables(target: Any) -> list[tuple[str, torch.Tensor]]:
-    """Vectors of a model, with their names."""
+def _tables(of: Iterable[Site]) -> list[tuple[str, torch.Tensor]]:
+    """Vectors of a module, with their names."""
     found = []
-    for site in sites(target):
+    for site in of:
         for i, owner in enumerate(site.owners):
             where = f" in layer {i}" if len(site.owners) > 1 else ""
             value = getattr(owner, site.name)

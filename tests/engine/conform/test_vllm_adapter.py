@@ -79,6 +79,7 @@ def fused_recurrent_gated_delta_rule(
         ("drafts >= 0", "no-drafts,lengths", []),
         ("drafts >= 0", "depths", []),  # of aligned blocks
         ("drafts >= 0; FIRST_IS_LATE", "depths", ["stale-column"]),
+        ("drafts >= 0; accepted = accepted.clamp(max=MOST_DRAFTS)", "depths", ["stale-column"]),
         ("drafts > 0", "no-drafts", ["stale-column"]),
         ("drafts >= 0; starts = LAST_IS_EARLY", "lengths", ["unused-memory"]),
         ("drafts >= 0; accepted = accepted.sort().values", "lengths", ["stale-column"]),
@@ -92,6 +93,8 @@ def fused_recurrent_gated_delta_rule(
 def test_the_next_column_is_that_of_the_packages_rule(tmp_path, rule, check, causes):
     rule, late, _ = rule.partition("; FIRST_IS_LATE")
     rule = rule.replace("LAST_IS_EARLY", "starts - (starts == starts[-1]).int()")
+    most = "self.vllm_config.speculative_config.num_speculative_tokens"
+    rule = rule.replace("MOST_DRAFTS", most)
     first = "seq_lens" if late else "seq_lens - 1"
     for place, text in (
         ("v1/attention/backends/gdn_attn.py", BUILDER.replace("RULE", rule)),

@@ -15,10 +15,10 @@ from engine.draft import ngram_cache, ngram_mod
 from engine.draft.drafter import Draft, DraftRequest
 from engine.draft.ngram_cache import NgramCache, learn
 from engine.draft.ngram_drafter import History, NgramSizes
-from engine.draft.ngram_mod import NgramModOptions
+from engine.draft.ngram_mod import NgramModOptions, NgramPool
 from engine.draft.registry import DRAFTERS
 from engine.draft.spec import DrafterInputs
-from engine.draft.suffix import SuffixOptions
+from engine.draft.suffix import SuffixOptions, SuffixTree
 from engine.memory.hybrid import LentMemories
 from engine.model.layers import TargetRows
 from engine.observe.drafter_diff.looked_up import LookedUp
@@ -230,6 +230,37 @@ def test_what_a_cache_learns_otherwise_is_named(
         side = _side("ngram-cache", _RIGHT)
     cause = LookedUp(side, _options("ngram-cache")).cause()
     assert cause is not None and (cause.stage, cause.about) == ("drafter state", about), str(cause)
+
+
+def _keeps_the_first(self: NgramPool, tokens: list[int]) -> None:
+    for end in range(self._n, len(tokens)):
+        at = ngram_mod.entry_of(tokens[end - self._n : end])
+        if self._entries[at] == -1:
+            self._entries[at] = tokens[end]
+
+
+def _newest_first(self: SuffixTree, at: Any) -> Any:
+    return reversed([*_CHILDREN(self, at)])
+
+
+_CHILDREN = SuffixTree._children
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "about"),
+    [
+        ("ngram-mod", (NgramPool, "add", _keeps_the_first), "the first token that followed"),
+        ("suffix", (SuffixTree, "_children", _newest_first), "the newest, not the oldest"),
+    ],
+)
+def test_which_of_several_places_is_copied_is_named(
+    name: str, change: Any, about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(*change)
+        side = _side(name, _RIGHT)
+    cause = LookedUp(side, _options(name)).cause()
+    assert cause is not None and cause.stage == "drafter state" and about in cause.about, str(cause)
 
 
 @pytest.mark.parametrize("replays", [False, True])
