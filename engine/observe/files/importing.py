@@ -73,7 +73,7 @@ _BEGINS = [
     re.compile(rf"(?:^|(?<=[^|\s])(?<!prompt)\s{{1,20}})(?={one})") for one in READ["parted"]
 ]
 """Start of entries that may be joined in one line."""
-_LIKE = re.compile(r"(?i)\baccept.{0,40}?\d|\d.{0,40}?\baccept")
+_LIKE = re.compile(r"(?i)(?:\b|_)accept.{0,40}?\d|\d.{0,40}?(?:\b|_)accept")
 _LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[\[{\"]|\{\s*\n)")
 """Start of a JSON list, or of a multi-line object."""
 _IS_TIME = re.compile(r"(?i).{0,20}time.{0,20}|.?ts|_?date").fullmatch

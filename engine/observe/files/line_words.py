@@ -95,9 +95,11 @@ def printed_request(
             request.timings[field] = real(printed[name])
     if steps is not None and "plain" in printed:
         steps -= whole(printed["plain"], steps)
-    request.num_spec_steps, request.num_draft_tokens = steps, drafted
     if drafted is not None:
-        request.num_accepted_draft_tokens = whole(printed["accepted"], drafted)
+        request.num_accepted_draft_tokens = n_accepted = whole(printed["accepted"], drafted)
+        if "mean" in printed and abs(1 + n_accepted / (steps or 1) - float(printed["mean"])) > 0.01:
+            steps = None  # not each of them emits one token of the target
+    request.num_spec_steps, request.num_draft_tokens = steps, drafted
     if (
         "share" in printed
         and n

@@ -30,7 +30,7 @@ IN_NAME = re.compile(r"\([^()/→]{1,40}(?:(?:/|→|[-=]?->)[^()/→]{1,40})+\)"
 OF_ALL = re.compile(r" ?\((?:avg|average|mean)\)$| (?:mean ?)?[/±] ?std(?:dev)?$")
 SPREAD = re.compile(r"(?:.{0,60} )?(?:min|max|std(?:dev)?|median|p\d\d?(?:\.\d)?):?", re.IGNORECASE)
 """Statistics over several requests, neither of one nor of all."""
-_SHARE_OF = re.compile(r"(?<![\d.])(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
+_SHARE_OF = re.compile(r"(?<![\d.])([~≈]?)(\d{1,3}\.\d{1,6}|\d{2,3}(?= ?%)) ?(%?)(?![\d.])")
 _COUNT = re.compile(r"(?<![\d.])\d{1,9}(?!\d|\.\d| ?%)")
 _ALL_OF = re.compile(r"(?<![\d.])(\d{2,9})(?: ?/ ?| of | out of )\1(?![\d.])")
 _FEWEST, _MOST_COUNTS = 20, 12
@@ -109,11 +109,11 @@ def making_rates(line: str) -> set[tuple[int, int]]:
     pairs += [(int(one), int(one)) for one in _ALL_OF.findall(plain)]
     return {
         (accepted, drafted)
-        for share, percent in _SHARE_OF.findall(line)
+        for about, share, percent in _SHARE_OF.findall(line)
         for accepted, drafted in pairs
         if drafted >= _FEWEST
         and abs(accepted / drafted * (scale := 100 if percent else 1) - float(share))
-        <= 0.5001 * 10.0 ** -len(share.partition(".")[2])
+        <= (1.0001 if about else 0.5001) * 10.0 ** -len(share.partition(".")[2])
         and accepted <= drafted
         and (scale > 1 or float(share) <= 1)
     }
@@ -247,7 +247,7 @@ _SAID_LENGTH = re.compile(
     r"(\d{1,2}\.\d{1,6})(?!\.?\d| ?[%–]|-\d)"
 )
 _SHARE = re.compile(
-    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×a-z%]))"
+    r"(?<![\d.+−–±-])(?<!\+/)(?:\d{1,3}(?:[.,]\d{1,6})? ?%|(?:0|1)\.\d{1,6}(?!\.?\d| ?[×A-Za-z%]))"
 )
 
 

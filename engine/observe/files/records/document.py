@@ -54,10 +54,12 @@ _KEY = re.compile(
 """The name of a member, or of a value printed by a program."""
 _BETWEEN = re.compile(r"[\s,}\]\x1e]*")
 """Characters between values; braces and brackets there belong to what was cut away."""
+_DOTS = r"\s*+(?:\.{3}|…)\s*+"
 _ELIDED = re.compile(
-    r'("(?:[^"\\\r\n]|\\.){1,100}"\s{0,9}:\s{0,9})(?:\[\s?(?:\.{3}|…)\s?\]|\{\s?(?:\.{3}|…)\s?\})'
+    rf'("(?:[^"\\]|\\.)*+"|\[(?:[^][{{}}".…]|\.(?!\.))*+\])|(\{{{_DOTS}\}}|\[[^][{{}}"]*+\])'
+    rf'|,(?:{_DOTS}|\s*+)(?=\}})|(?<=\}}),{_DOTS}(?=\])|(?<=[{{,]){_DOTS},?(?=\s*+")'
 )
-"""A value that a person has elided."""
+"""A string or a whole list, a value or a list of numbers that a person has elided, members."""
 _INSIDE = re.compile(r'(?<=[\s=:(])\{\s{0,9}"|(?<![\w"\\{])"\w{1,60}"\s?:\s?(?=[\d[])')
 """Start of an object, or of a named member of one, inside a line."""
 _STATUS = re.compile(r"(?:<{1,2} )?HTTP/\d|.{0,400} HTTP/\d(?:\.\d)?$")
@@ -137,8 +139,9 @@ def read_documents(data: bytes, name: str) -> tuple[list[tuple[str, Any]], str]:
     except JsonError as error:
         if error.what.startswith("it "):  # too large, or too deep
             raise _invalid(name, f"line {error.line}", error) from error
-        rest = text[end:]
-        plain = _ELIDED.sub(r"\1null", rest) if "..." in rest or "…" in rest else rest
+        plain = rest = text[end:]
+        if "..." in rest or "…" in rest:
+            plain = _ELIDED.sub(lambda one: one[1] or ("null" if one[2] else ""), rest)
         plain = as_json(rest) if plain == rest else plain
         if plain != rest:
             return read_documents((text[:end] + plain).encode("utf-8", "replace"), name)

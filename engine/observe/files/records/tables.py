@@ -294,7 +294,8 @@ def _tables(lines: list[str]) -> Iterator[list[tuple[int, list[str]]]]:
         cells = _cells(line) if len(line) <= _LONGEST else []
         is_row = table or any(map(line.__contains__, _IN_ROWS)) or _COMMAS.search(line)
         cells = cells if is_row or (len(cells) > _FEW and is_head(names_of(cells))) else []
-        may_name = ("=" in line or ": " in line) and len(line) <= _LONGEST
+        is_change = "adaptive " in line and " -> " in line  # rounds without a change are missing
+        may_name = ("=" in line or ": " in line) and len(line) <= _LONGEST and not is_change
         named = _NAMED.findall(line) if may_name else []
         is_named = len({name for name, _ in named}) > _FEW or (
             len(named) == _FEW

@@ -247,3 +247,31 @@ def test_what_has_no_counts_is_named_with_what_to_bring(
     with pytest.raises(TraceFileError, match="which has no counts of drafted tokens") as caught:
         read(text, tmp_path)
     assert what in caught.value.message and remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"timings": { ..., "predicted_n": 70, "draft_n": 60, "draft_n_accepted": 24 }',
+        '{…, "timings": {"predicted_n": 70, ... , "draft_n": 60, "draft_n_accepted": 24, ...}}',
+        """{ "content": "a, ... }",
+          ...
+          "timings": {
+            ...
+            "predicted_n": 70, "draft_n": 60, "draft_n_accepted": 24,
+          }
+        }""",
+    ],
+    ids=["first", "between", "lines"],
+)
+def test_members_that_a_person_has_left_out(tmp_path: Path, text: str) -> None:
+    assert sums(imported(tmp_path, text)) == [(70, None, 60, 24)]
+
+
+def test_a_list_with_figures_left_out_is_not_known(tmp_path: Path) -> None:
+    text = """{"metrics": {"speculative_decoding": {"num_spec_steps": 20, "num_draft_tokens": 60,
+      "mean_acceptance_length": 1.5, "num_accepted_draft_tokens": 10, ...,
+      "acceptance_histogram": [12, 6, ...]}}}"""
+    store = imported(tmp_path, text)
+    assert sums(store) == [(None, 20, 60, 10)] and not rules(store)
+    assert store.runs[0]["requests"][0]["told"]["acceptance_histogram"] is None

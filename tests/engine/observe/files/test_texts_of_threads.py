@@ -9,7 +9,7 @@ import pytest
 
 from engine.analysis.findings.check import recorded
 from engine.errors import TraceFileError
-from tests.engine.observe.files.pasted_text import imported, read, rules
+from tests.engine.observe.files.pasted_text import imported, read, rules, sums
 
 COUNTS = "draft_n_accepted", "draft_n"
 STEPS = "num_draft_tokens", "num_spec_steps"
@@ -371,3 +371,37 @@ def test_draft_proposals_are_drafts(tmp_path: Path) -> None:
     (told,) = (one["told"] for one in imported(tmp_path, text).runs[0]["requests"])
     assert [told[name] for name in (*COUNTS, *STEPS)] == [950, 3000, 3000, 1000]
     assert told["acceptance_per_position"]["unconditional"] == [0.6, 0.3]
+
+
+def test_tokens_of_a_round_in_a_table_are_a_length(tmp_path: Path) -> None:
+    table = "| setting | tok/round (lists) | rounds/s |\n|-|-:|-:|\n| **a3** | 2.75 | 90 |\n"
+    (one,) = imported(tmp_path, table).runs[0]["requests"]
+    assert (one["place"], one["told"]["mean_acceptance_length"]) == ("a3", 2.75)
+    assert sums(imported(tmp_path, table)) == [(None, None, None, None)]
+
+
+@pytest.mark.parametrize(("share", "accepted"), [("~58%", 187), ("58%", None)])
+def test_counts_next_to_an_approximate_share(
+    tmp_path: Path, share: str, accepted: int | None
+) -> None:
+    """187 of 320 are 58.44 %, 188 of 320 are 58.75 %, which only "about" makes 58."""
+    table = f"| engine | acceptance |\n|-|-|\n| a | {share} (188/320) |\n| b | ~58% (187/320) |\n"
+    told = [one["told"] for one in imported(tmp_path, table).runs[0]["requests"]]
+    assert told[1]["num_accepted_draft_tokens"] == 187
+    assert told[0]["num_accepted_draft_tokens"] == (accepted and 188)
+
+
+def test_a_share_in_brackets_next_to_sizes_and_speedups(tmp_path: Path) -> None:
+    row = "| 9B | 0.8B draft | 2.2 tok/s | 3.1 tok/s | 1.41x (43% acceptance) |\n"
+    (one,) = imported(tmp_path, row).runs[0]["requests"]
+    assert one["told"]["draft_acceptance_rate"] == 0.43
+
+
+@pytest.mark.parametrize(("mean", "steps"), [("3.50", 12), ("4.50", None)])
+def test_steps_are_those_of_one_token_of_the_target(
+    tmp_path: Path, mean: str, steps: int | None
+) -> None:
+    head = "2026-10-02T08:11:02.1Z  INFO xinfer::server::server: [Seq 4] "
+    text = f"{head}⏱️ Decoded: 53 tokens in 0.50s (106.00 t/s)\n{head}Block v2 Speculation: "
+    text += f"steps=12 proposed=84 accepted=30 rate=35.7% avg_tok/step={mean} grammar_bound=0\n"
+    assert sums(imported(tmp_path, text)) == [(53, steps, 84, 30)]

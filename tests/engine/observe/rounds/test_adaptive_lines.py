@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from engine.errors import TraceFileError
+from engine.observe.files.importing import import_file
 from engine.observe.files.log_run import fill_log
 from engine.trace.records import MISSING
 from engine.trace.store import TraceStore
@@ -50,3 +54,12 @@ def test_a_length_that_no_draft_can_have_is_not_taken() -> None:
     store = TraceStore()
     fill_log(store, _log("adaptive n : {a} -> 99999999", [(3, 3, 4), (4, 4, None)]), "log")
     assert (store.rounds.column("draft_n_max") == MISSING).all()
+
+
+@pytest.mark.parametrize("head", ["0.07.{n}00.000 I spec    accept: ", ""])
+def test_changes_of_the_length_alone_are_not_all_rounds(tmp_path: Path, head: str) -> None:
+    line = head + "adaptive n : {n} -> {m} (seq 0, n_draft={n}, n_accepted={n})\n"
+    path = tmp_path / "log"
+    path.write_text("".join(line.format(n=n, m=n + 1) for n in range(2, 8)))
+    with pytest.raises(TraceFileError, match=r"neither a round|Lines with acceptance: 6"):
+        import_file(TraceStore(), path)
